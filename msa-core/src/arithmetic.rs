@@ -1,0 +1,306 @@
+//! How numbers are rounded and in which order they are summed: data that a variant declares, a plan prints and the
+//! reference executes.
+
+mod named;
+
+pub use named::{NAMED, Named, by_name};
+
+use crate::text::{fields, names};
+
+/// One multiply-accumulate instruction, with the K group that it sums in one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Dot {
+    /// Scalar or vector f32 FMA, one product after the other.
+    #[default]
+    Fma = 0,
+    /// `wgmma` m64nNk32 e4m3, f32 accumulation.
+    WgmmaE4m3K32 = 1,
+    /// `wgmma` m64nNk16 bf16.
+    WgmmaBf16K16 = 2,
+    /// `wgmma` m64nNk16 f16.
+    WgmmaF16K16 = 3,
+    /// `mma.sync` m16n8k16 bf16.
+    MmaBf16K16 = 4,
+    /// `mma.sync` m16n8k16 f16.
+    MmaF16K16 = 5,
+    /// `mma.sync` m16n8k8 bf16.
+    MmaBf16K8 = 6,
+    /// `mma.sync` m16n8k8 f16.
+    MmaF16K8 = 7,
+    /// `mma.sync` m16n8k32 e4m3 as emulated on sm_90a and sm_100a.
+    MmaE4m3K32Emulated = 8,
+    /// `tcgen05.mma` kind::f16, bf16 operands.
+    Tcgen05Bf16K16 = 9,
+    /// `tcgen05.mma` kind::f16, f16 operands.
+    Tcgen05F16K16 = 10,
+    /// `tcgen05.mma` kind::f8f6f4, e4m3 operands.
+    Tcgen05E4m3K32 = 11,
+    /// `v_mfma_f32_16x16x32_fp8_fp8` on gfx942 (FNUZ).
+    MfmaCdna3Fp8K32 = 12,
+    /// `v_mfma_f32_16x16x16_bf16` on gfx942.
+    MfmaCdna3Bf16K16 = 13,
+    /// `v_mfma_f32_16x16x128_f8f6f4` on gfx950, under the stated assumption.
+    MfmaCdna4Fp8K128 = 14,
+    /// `v_mfma_f32_16x16x32_bf16` on gfx950, under the stated assumption.
+    MfmaCdna4Bf16K32 = 15,
+}
+names!(Dot {
+    Fma = "fma",
+    WgmmaE4m3K32 = "wgmma.e4m3.k32",
+    WgmmaBf16K16 = "wgmma.bf16.k16",
+    WgmmaF16K16 = "wgmma.f16.k16",
+    MmaBf16K16 = "mma.bf16.k16",
+    MmaF16K16 = "mma.f16.k16",
+    MmaBf16K8 = "mma.bf16.k8",
+    MmaF16K8 = "mma.f16.k8",
+    MmaE4m3K32Emulated = "mma.e4m3.k32.emulated",
+    Tcgen05Bf16K16 = "tcgen05.bf16.k16",
+    Tcgen05F16K16 = "tcgen05.f16.k16",
+    Tcgen05E4m3K32 = "tcgen05.e4m3.k32",
+    MfmaCdna3Fp8K32 = "mfma.cdna3.fp8.k32",
+    MfmaCdna3Bf16K16 = "mfma.cdna3.bf16.k16",
+    MfmaCdna4Fp8K128 = "mfma.cdna4.fp8.k128",
+    MfmaCdna4Bf16K32 = "mfma.cdna4.bf16.k32",
+});
+
+/// Element type in which a product takes its operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Operand {
+    /// Widened to f32 without rounding.
+    #[default]
+    F32 = 0,
+    /// bf16 (FP8 and NVFP4 values widen exactly).
+    Bf16 = 1,
+    /// f16 (likewise).
+    F16 = 2,
+    /// E4M3 as stored, or re-quantised from NVFP4.
+    E4m3 = 3,
+}
+names!(Operand { F32 = "f32", Bf16 = "bf16", F16 = "f16", E4m3 = "e4m3" });
+
+/// Which channels (or tokens) one step of a product sums: step `s` takes
+/// `run_stride*r + step_stride*(s/interleave) + interleave*i + s%interleave` for `r < runs`, `i < run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Steps {
+    /// Runs of a step.
+    pub runs: u32,
+    /// Elements of a run.
+    pub run: u32,
+    /// Distance between runs.
+    pub run_stride: u32,
+    /// Distance between groups of `interleave` steps.
+    pub step_stride: u32,
+    /// Steps that share their runs, taking every `interleave`-th element.
+    pub interleave: u32,
+}
+
+impl Steps {
+    /// Steps of `elements` neighbours.
+    pub const fn contiguous(elements: u32) -> Self {
+        Self { runs: 1, run: elements, run_stride: 0, step_stride: elements, interleave: 1 }
+    }
+
+    /// Elements of one step.
+    pub const fn width(&self) -> u32 {
+        self.runs * self.run
+    }
+
+    /// Elements of step `step`, in order.
+    pub fn elements(&self, step: u32) -> impl Iterator<Item = u32> + use<> {
+        let steps = *self;
+        let interleave = steps.interleave.max(1);
+        let base = steps.step_stride * (step / interleave) + step % interleave;
+        (0..steps.runs)
+            .flat_map(move |r| (0..steps.run).map(move |i| base + steps.run_stride * r + interleave * i))
+    }
+
+    /// True if `count` steps take each of `extent` elements exactly once.
+    pub fn partition(&self, extent: u32) -> bool {
+        if self.width() == 0 || !extent.is_multiple_of(self.width()) {
+            return false;
+        }
+        let mut all: Vec<u32> = (0..extent / self.width()).flat_map(|s| self.elements(s)).collect();
+        all.sort_unstable();
+        all.into_iter().eq(0..extent)
+    }
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self::contiguous(1)
+    }
+}
+fields!(Steps { leaf runs, leaf run, leaf run_stride, leaf step_stride, leaf interleave });
+
+/// One matrix product: instruction, operand type and K steps, chained through one f32 accumulator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Product {
+    /// Instruction.
+    pub dot: Dot,
+    /// Operand type.
+    pub operand: Operand,
+    /// Members of each step.
+    pub steps: Steps,
+}
+fields!(Product { leaf dot, leaf operand, node steps });
+
+/// `2^x`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Exp2 {
+    /// `ex2.approx.ftz.f32`.
+    Mufu = 0,
+    /// FMA polynomial of degree 3.
+    Polynomial3 = 3,
+    /// FMA polynomial of degree 4.
+    Polynomial4 = 4,
+    /// FMA polynomial of degree 5.
+    #[default]
+    Polynomial5 = 5,
+}
+names!(Exp2 { Mufu = "mufu", Polynomial3 = "polynomial3", Polynomial4 = "polynomial4", Polynomial5 = "polynomial5" });
+
+/// What the exponent is taken relative to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Reference {
+    /// The running maximum of the row, raised at every step that exceeds it.
+    #[default]
+    Running = 0,
+    /// A reference that lags behind the maximum until a partial row sum would overflow the format of P.
+    Lagging = 1,
+    /// The maximum of the block alone: every block is a state of its own.
+    PerBlock = 2,
+}
+names!(Reference { Running = "running", Lagging = "lagging", PerBlock = "per_block" });
+
+/// Order in which the terms of a row sum are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum RowSum {
+    /// Sixteen partial sums, lane = token mod 16, in token order; then the tree +8, +4, +2, +1.
+    #[default]
+    Lanes16 = 0,
+    /// Four partial sums, quad q owns tokens `16*(x>>1) + 4q + 2(x&1)` and the next, pairs first; then
+    /// `(q0+q1)+(q2+q3)`.
+    QuadPairs = 1,
+    /// Four partial sums, quad q owns columns `8j + 2q` and the next, in column order; then `(q0+q1)+(q2+q3)`.
+    QuadColumns = 2,
+}
+names!(RowSum { Lanes16 = "lanes16", QuadPairs = "quad_pairs", QuadColumns = "quad_columns" });
+
+/// Type in which P enters the second product, after scaling by `2^scale_log2`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Probability {
+    /// Element type.
+    pub operand: Operand,
+    /// Power of two that P is scaled by before rounding.
+    pub scale_log2: i32,
+    /// True if P is further scaled by 448 (added to the exponent as log2(448)).
+    pub times_448: bool,
+    /// True if the normaliser sums the rounded P.
+    pub sum_rounded: bool,
+}
+fields!(Probability { leaf operand, leaf scale_log2, leaf times_448, leaf sum_rounded });
+
+/// How the normalised output is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Normalise {
+    /// `o / l`, IEEE division.
+    #[default]
+    Divide = 0,
+    /// `o * rcp.rn(l)`.
+    ReciprocalRn = 1,
+}
+names!(Normalise { Divide = "divide", ReciprocalRn = "reciprocal_rn" });
+
+/// The two products and the softmax of attention over one list of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct AttentionArithmetic {
+    /// Query times key, over channels.
+    pub scores: Product,
+    /// Probability times value, over the tokens of one part of a block.
+    pub values: Product,
+    /// Parts that a block's tokens are divided into, each with its own softmax state; combined in ascending order.
+    pub parts: u32,
+    /// Tokens between two updates of the running reference.
+    pub tokens_per_update: u32,
+    /// Exponential.
+    pub exp2: Exp2,
+    /// What exponents are relative to.
+    pub reference: Reference,
+    /// Rounding and scaling of P.
+    pub probability: Probability,
+    /// Order of the row sum.
+    pub row_sum: RowSum,
+    /// Last step.
+    pub normalise: Normalise,
+    /// True if each block's product starts from zero and is added to O with FMA (`O = O*a + block`).
+    pub promote: bool,
+}
+fields!(AttentionArithmetic {
+    node scores, node values, leaf parts, leaf tokens_per_update, leaf exp2, leaf reference, node probability,
+    leaf row_sum, leaf normalise, leaf promote,
+});
+
+/// How far a device's arithmetic is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Validation {
+    /// IEEE operations only: every conforming machine gives these bits.
+    #[default]
+    Ieee = 0,
+    /// Every model involved was compared with silicon without a differing bit.
+    Silicon = 1,
+    /// Published model, not confirmed by us.
+    Public = 2,
+    /// A stated assumption that no silicon has confirmed.
+    Assumed = 3,
+}
+names!(Validation { Ieee = "ieee", Silicon = "silicon", Public = "public", Assumed = "assumed" });
+
+/// The arithmetic of a kernel variant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Arithmetic {
+    /// Name, as `--arithmetic` takes it.
+    pub name: String,
+    /// How far it is known.
+    pub validation: Validation,
+    /// Index query times index key.
+    pub index: Product,
+    /// Attention.
+    pub attention: AttentionArithmetic,
+}
+fields!(Arithmetic { leaf name, leaf validation, node index, node attention });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_arithmetic_partitions_its_channels() {
+        for named in NAMED {
+            let a = named.arithmetic();
+            assert_eq!(a.name, named.name());
+            for (what, product, extent) in [
+                ("index", a.index, 128),
+                ("scores", a.attention.scores, 128),
+                ("values", a.attention.values, 128 / a.attention.parts),
+            ] {
+                assert!(product.steps.partition(extent), "{} {what}", a.name);
+            }
+        }
+    }
+
+    #[test]
+    fn partitions_with_gaps_or_overlaps_are_seen() {
+        let steps = Steps { runs: 4, run: 8, run_stride: 32, step_stride: 8, interleave: 1 };
+        assert!(steps.partition(128));
+        assert!(!Steps { run_stride: 16, ..steps }.partition(128));
+        assert!(!Steps { step_stride: 4, ..steps }.partition(128));
+        assert!(!Steps { run: 0, ..steps }.partition(128));
+    }
+}

@@ -1,0 +1,194 @@
+//! Plans: everything that is decided on the host before a launch, as flat data.
+//!
+//! A plan is a pure function of (operation, length bounds, device traits, options). It has no pointers, a stable text
+//! form that parses back, a hash, and [`Plan::verify`], which proves that every unit of work is covered exactly once
+//! and that the workspace holds what the stages put there.
+
+mod options;
+mod parts;
+
+pub use options::{PlanOptions, Schedule, ScheduleChoice};
+pub use parts::{BlockPart, ContextParallel, PrefillPlan, RowWindow, Segment, SlotPart, WorkspaceRegion};
+
+use std::fmt;
+
+use crate::arithmetic::Arithmetic;
+use crate::device::DeviceTraits;
+use crate::error::{Error, Result};
+use crate::lengths::{Lengths, RequestBound};
+use crate::op::Op;
+use crate::text::{self, Node, Visitor};
+use crate::variant::{self, Variant};
+
+/// Version of the text form and of the meaning of the fields.
+pub const PLAN_VERSION: u32 = 1;
+
+/// Bytes of the status words at the start of every workspace.
+pub const STATUS_BYTES: u64 = 256;
+
+/// Alignment of the workspace and of every region in it.
+pub const WORKSPACE_ALIGNMENT: u64 = 256;
+
+/// Plans `op` for a batch within `lengths` on a device with `traits`, using the first of `variants` that takes it (or
+/// the one that the options name). Pure: no device, no clock, no globals. `backend` is for messages only.
+pub fn plan(
+    op: &Op,
+    lengths: &Lengths,
+    traits: &DeviceTraits,
+    variants: &[Variant],
+    options: &PlanOptions,
+    backend: &str,
+) -> Result<Plan> {
+    let op = op.clone().validated()?;
+    let variant = variant::choose(variants, &op, options.variant.as_deref(), backend)?;
+    let arithmetic = match &options.arithmetic {
+        Some(name) => crate::arithmetic::by_name(name)?,
+        None => variant.arithmetic()?,
+    };
+    let mut plan = Plan {
+        version: PLAN_VERSION,
+        op_revision: crate::op::OP_REVISION,
+        op,
+        requests: lengths.requests().to_vec(),
+        traits: traits.clone(),
+        options: options.clone(),
+        variant: variant.name.to_owned(),
+        arithmetic,
+        ..Plan::default()
+    };
+    plan.hash = plan.computed_hash();
+    Ok(plan)
+}
+
+/// A plan. Made by [`plan`]; the fields are public so that kernels and tools can read them, and [`Plan::verify`] says
+/// whether a plan that was changed still holds.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Plan {
+    /// [`PLAN_VERSION`].
+    pub version: u32,
+    /// [`crate::op::OP_REVISION`].
+    pub op_revision: u32,
+    /// Operation.
+    pub op: Op,
+    /// Bounds.
+    pub requests: Vec<RequestBound>,
+    /// Device.
+    pub traits: DeviceTraits,
+    /// Options.
+    pub options: PlanOptions,
+    /// Kernel variant.
+    pub variant: String,
+    /// Its arithmetic.
+    pub arithmetic: Arithmetic,
+    /// True if a request's bits depend on that request alone.
+    pub batch_invariant: bool,
+    /// Decode: slots of each request, divided over parts.
+    pub slot_parts: Vec<SlotPart>,
+    /// Index scoring: blocks of each request, divided over parts.
+    pub block_parts: Vec<BlockPart>,
+    /// Prefill: segments, candidate schedules and their limits.
+    pub prefill: PrefillPlan,
+    /// Rows that are worked through together, in order.
+    pub windows: Vec<RowWindow>,
+    /// Ranks of the indexer.
+    pub context_parallel: ContextParallel,
+    /// Regions of the workspace.
+    pub workspace: Vec<WorkspaceRegion>,
+    /// Bytes of the workspace.
+    pub workspace_bytes: u64,
+    /// Hash of everything above.
+    pub hash: String,
+}
+
+impl Plan {
+    /// The bounds that the plan holds for.
+    pub fn lengths(&self) -> Result<Lengths> {
+        Lengths::new(self.requests.iter().copied())
+    }
+
+    /// True if a batch of these lengths may run under the plan.
+    pub fn covers(&self, lengths: &Lengths) -> bool {
+        self.lengths().is_ok_and(|own| own.covers(lengths))
+    }
+
+    /// The region called `name`.
+    pub fn region(&self, name: &str) -> Option<&WorkspaceRegion> {
+        self.workspace.iter().find(|r| r.name == name)
+    }
+
+    /// The stable text form.
+    pub fn to_text(&self) -> String {
+        // Printing cannot fail: no visitor error exists on this path.
+        text::print(&mut self.clone(), "plan").unwrap_or_default()
+    }
+
+    /// Parses the text form. The result is well formed, not yet verified.
+    pub fn from_text(source: &str) -> Result<Self> {
+        let mut plan = Self::default();
+        text::parse(&mut plan, "plan", source)?;
+        Ok(plan)
+    }
+
+    /// SHA-256 of the text form without the hash itself, first 16 hexadecimal digits.
+    pub fn computed_hash(&self) -> String {
+        use sha2::{Digest, Sha256};
+        let digest = Sha256::digest(Self { hash: String::new(), ..self.clone() }.to_text().as_bytes());
+        digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_text())
+    }
+}
+
+impl std::str::FromStr for Plan {
+    type Err = Error;
+    fn from_str(source: &str) -> Result<Self> {
+        Self::from_text(source)
+    }
+}
+
+impl Node for Plan {
+    fn visit(&mut self, path: &str, visitor: &mut dyn Visitor) -> Result<()> {
+        let name = |field: &str| format!("{path}.{field}");
+        visitor.leaf(&name("version"), &mut self.version)?;
+        visitor.leaf(&name("op_revision"), &mut self.op_revision)?;
+        self.op.visit(&name("op"), visitor)?;
+        text::visit_list(&mut self.requests, &name("requests"), visitor)?;
+        self.traits.visit(&name("traits"), visitor)?;
+        self.options.visit(&name("options"), visitor)?;
+        visitor.leaf(&name("variant"), &mut self.variant)?;
+        self.arithmetic.visit(&name("arithmetic"), visitor)?;
+        visitor.leaf(&name("batch_invariant"), &mut self.batch_invariant)?;
+        text::visit_list(&mut self.slot_parts, &name("slot_parts"), visitor)?;
+        text::visit_list(&mut self.block_parts, &name("block_parts"), visitor)?;
+        self.prefill.visit(&name("prefill"), visitor)?;
+        text::visit_list(&mut self.windows, &name("windows"), visitor)?;
+        self.context_parallel.visit(&name("context_parallel"), visitor)?;
+        text::visit_list(&mut self.workspace, &name("workspace"), visitor)?;
+        visitor.leaf(&name("workspace_bytes"), &mut self.workspace_bytes)?;
+        visitor.leaf(&name("hash"), &mut self.hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_round_trips_as_text() {
+        let mut plan =
+            Plan { version: PLAN_VERSION, variant: "select.f32.cpu.ref".into(), ..Plan::default() };
+        plan.requests = vec![RequestBound { query_len: 3, kv_len: 700 }];
+        plan.slot_parts = vec![SlotPart { request: 0, part: 0, slot_begin: 0, slot_end: 16 }];
+        plan.workspace = vec![WorkspaceRegion { name: "status".into(), offset: 0, bytes: 256 }];
+        plan.hash = plan.computed_hash();
+        let text = plan.to_text();
+        let back: Plan = text.parse().unwrap();
+        assert_eq!(back, plan);
+        assert_eq!(back.computed_hash(), plan.hash);
+        assert_eq!(back.to_text(), text);
+    }
+}

@@ -1,0 +1,77 @@
+use crate::text::{fields, names};
+
+/// Prefill schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Schedule {
+    /// A tile of adjacent queries streams the union of its blocks once.
+    #[default]
+    Union = 0,
+    /// A tile for each (KV head, block) over the gathered queries; partial states, then a combine.
+    KvOuter = 1,
+    /// Blocks that one query of a quad selected alone go to KV-outer, the rest to union; combined at the end.
+    Hybrid = 2,
+}
+names!(Schedule { Union = "union", KvOuter = "kv_outer", Hybrid = "hybrid" });
+
+/// What the caller asks of the schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum ScheduleChoice {
+    /// The record's cost rule, per segment and KV head.
+    #[default]
+    Auto = 0,
+    /// Always union.
+    Union = 1,
+    /// Always KV-outer.
+    KvOuter = 2,
+    /// Always hybrid.
+    Hybrid = 3,
+}
+names!(ScheduleChoice { Auto = "auto", Union = "union", KvOuter = "kv_outer", Hybrid = "hybrid" });
+
+/// What a caller may ask of a plan. Explicit choices are honoured or refused.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PlanOptions {
+    /// A variant by name.
+    pub variant: Option<String>,
+    /// Parts that the slots of a request are divided into (decode).
+    pub splits: Option<u32>,
+    /// Prefill schedule.
+    pub schedule: ScheduleChoice,
+    /// Pin splits and schedule to the request alone.
+    pub batch_invariant: bool,
+    /// Add the validation of device-resident values.
+    pub checked: bool,
+    /// Most bytes of workspace; `None` for 256 MiB.
+    pub workspace_cap: Option<u64>,
+    /// A named arithmetic instead of the variant's own (reference only).
+    pub arithmetic: Option<String>,
+}
+fields!(PlanOptions {
+    leaf variant, leaf splits, leaf schedule, leaf batch_invariant, leaf checked, leaf workspace_cap, leaf arithmetic,
+});
+
+impl PlanOptions {
+    /// Workspace cap if none is given.
+    pub const DEFAULT_WORKSPACE_CAP: u64 = 256 << 20;
+
+    /// The workspace cap in force, bytes.
+    pub fn cap(&self) -> u64 {
+        self.workspace_cap.unwrap_or(Self::DEFAULT_WORKSPACE_CAP)
+    }
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        Self {
+            variant: None,
+            splits: None,
+            schedule: ScheduleChoice::Auto,
+            batch_invariant: false,
+            checked: true,
+            workspace_cap: None,
+            arithmetic: None,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+use crate::lengths::RequestBound;
+use crate::text::{Leaf, fields, record};
+
+record!(RequestBound { query_len, kv_len });
+
+impl Default for RequestBound {
+    fn default() -> Self {
+        Self { query_len: 0, kv_len: 0 }
+    }
+}
+
+/// Decode: part `part` of request `request` attends to slots `slot_begin..slot_end` of every list of the request.
+/// Parts of a request are combined in ascending order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SlotPart {
+    /// Request.
+    pub request: u32,
+    /// Number within the request, from 0.
+    pub part: u32,
+    /// First slot.
+    pub slot_begin: u32,
+    /// One past the last slot.
+    pub slot_end: u32,
+}
+record!(SlotPart { request, part, slot_begin, slot_end });
+
+/// Index scoring: part `part` of request `request` scores blocks `block_begin..block_end`. Scores do not depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct BlockPart {
+    /// Request.
+    pub request: u32,
+    /// Number within the request, from 0.
+    pub part: u32,
+    /// First block.
+    pub block_begin: u32,
+    /// One past the last block.
+    pub block_end: u32,
+}
+record!(BlockPart { request, part, block_begin, block_end });
+
+/// Rows `row_begin..row_end` of the batch, worked through together so that their scratch fits the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct RowWindow {
+    /// First row.
+    pub row_begin: u32,
+    /// One past the last row.
+    pub row_end: u32,
+}
+record!(RowWindow { row_begin, row_end });
+
+/// Prefill: at most `count` segments of request `request`; segment `i` of a request holds the rows whose absolute
+/// position, divided by the segment length, is `i` more than that of its first row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Segment {
+    /// Request.
+    pub request: u32,
+    /// Most segments that the request can touch within its bounds.
+    pub count: u32,
+    /// First entry of the request in the record's segment table.
+    pub first: u32,
+}
+record!(Segment { request, count, first });
+
+/// What a prefill plan fixes beside the segments.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct PrefillPlan {
+    /// Tokens of a segment, a multiple of the tile and of the block; 0 if this is no prefill.
+    pub segment_tokens: u32,
+    /// Adjacent query rows of a union tile, a multiple of 4.
+    pub tile_rows: u32,
+    /// Most gathered query rows of a KV-outer tile: hot blocks are divided into chunks of this.
+    pub chunk_rows: u32,
+    /// Union if `pairs * cost_denominator >= live quads * cost_numerator`, else KV-outer.
+    pub cost_numerator: u32,
+    /// See `cost_numerator`.
+    pub cost_denominator: u32,
+    /// Segments of each request.
+    pub segments: Vec<Segment>,
+    /// Partial states of one window: rows * k.
+    pub partial_slots: u64,
+}
+fields!(PrefillPlan {
+    leaf segment_tokens, leaf tile_rows, leaf chunk_rows, leaf cost_numerator, leaf cost_denominator, list segments,
+    leaf partial_slots,
+});
+
+/// Indexer context parallelism: page j belongs to rank j mod `world`. A world of 0 or 1 is a single device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ContextParallel {
+    /// Ranks.
+    pub world: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Candidate keys of a (row, index head) that a rank hands over.
+    pub keys_per_list: u32,
+}
+fields!(ContextParallel { leaf world, leaf rank, leaf keys_per_list });
+
+/// A named range of the workspace.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct WorkspaceRegion {
+    /// Name: `status`, `scores`, `partial_outputs`, `partial_states`, `record`, ...
+    pub name: String,
+    /// First byte, a multiple of [`super::WORKSPACE_ALIGNMENT`].
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Leaf for WorkspaceRegion {
+    fn print(&self) -> String {
+        format!("{} {} {}", self.name, self.offset, self.bytes)
+    }
+    fn parse(&mut self, text: &str) -> Result<(), String> {
+        let words: Vec<_> = text.split_whitespace().collect();
+        let [name, offset, bytes] = words[..] else { return Err("name offset bytes".to_owned()) };
+        name.clone_into(&mut self.name);
+        Leaf::parse(&mut self.offset, offset)?;
+        Leaf::parse(&mut self.bytes, bytes)
+    }
+}
