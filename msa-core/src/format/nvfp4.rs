@@ -254,7 +254,7 @@ mod tests {
     fn k05_tie_aligned_value_rounds_by_division() {
         let scale = E4m3::from_bits(0x07);
         assert_eq!(scale.to_f32(), 0.013671875);
-        let x = 0.023_925_779_387_354_85;
+        let x = 0.023_925_779_387_354_85_f64 as f32;
         assert_eq!(vendor_code(x, scale).to_bits(), 3);
         let multiplier = reciprocal_multiplier(x, scale, 1.0);
         assert_eq!(E2m1::from_f32_rne_satfinite(x * multiplier).to_bits(), 4);

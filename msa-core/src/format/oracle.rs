@@ -60,7 +60,7 @@ impl Random {
 
     /// Uniform in `0..n`.
     pub(super) fn below(&mut self, n: usize) -> usize {
-        (self.word() >> 32) as usize * n >> 32
+        ((self.word() >> 32) as usize * n) >> 32
     }
 
     /// Uniform in `-1..1`.
