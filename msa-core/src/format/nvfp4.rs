@@ -195,6 +195,14 @@ mod tests {
     }
 
     #[test]
+    fn scales_differ_where_the_reciprocal_of_6_lifts_a_quotient_onto_a_tie() {
+        // 7.125 / 6 = 1.1875 lies half way between 0x39 and 0x3a.
+        let group = group_with_amax(7.125f32.next_down());
+        assert_eq!(Vendor.quantise(&group, 1.0).unwrap().scale.to_bits(), 0x39);
+        assert_eq!(Reciprocal.quantise(&group, 1.0).unwrap().scale.to_bits(), 0x3a);
+    }
+
+    #[test]
     fn the_sign_of_a_value_that_rounds_to_zero_is_dropped_by_vendor_and_kept_by_reciprocal() {
         let mut group = [6.0f32; 16];
         group[1] = -0.25;
@@ -284,7 +292,7 @@ mod tests {
     struct Groups(oracle::Random);
 
     impl Groups {
-        /// Zero, the smallest subnormal, 2^-30, the largest that does not saturate, and what overflows on the way.
+        /// Zero, 2^-149, 2^-30, small, one with scale 1, the largest that does not saturate, and some far above it.
         const LISTED_AMAX: [f32; 8] = [0.0, 1e-45, 9.313_226e-10, 1e-8, 6.0, 448.0 * 6.0, 3e38, f32::MAX];
         const TIES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
 
