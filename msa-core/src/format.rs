@@ -1,7 +1,7 @@
 //! Number formats: newtypes over bits, with no `From<f32>`.
 //!
-//! Every conversion that can round names its rounding (`rne` = to nearest, ties to even; `satfinite` = beyond the
-//! largest finite value gives that value). Every format is tested over all its values, not over a sample.
+//! Every conversion that can round names its rounding (`rne` = to nearest, ties to even; `satfinite` = beyond
+//! the largest finite value gives that value). Every format is tested over all its values, not over a sample.
 //!
 //! | module | holds |
 //! |---|---|
@@ -65,6 +65,7 @@ pub enum FormatError {
     },
 }
 
-/// The NaN that every conversion of this module to f32 gives, whatever the payload or sign of its source: all ones
-/// but the sign, as the conversions and special functions of NVIDIA GPUs give it (measured on an H200, driver 580.159).
+/// The NaN that every conversion of this module to f32 gives, whatever the payload or sign of its source: all
+/// ones but the sign, as the conversions and special functions of NVIDIA GPUs give it (measured on an H200,
+/// driver 580.159).
 pub const CANONICAL_NAN_F32: f32 = f32::from_bits(0x7fff_ffff);

@@ -1,12 +1,13 @@
 //! NVFP4 back to values: E4M3 (the default, equal on every backend), FNUZ for gfx942, and exact products.
 //!
-//! `code * scale` has at most six significant bits and is a normal f16 or zero, so it is exact in f16, bf16 and f32.
-//! Rounding it to E4M3 is therefore the only rounding on any route: the `mul.rn.satfinite.e4m3x4.e2m1x4.e4m3x4` of
-//! sm_100a, the f16 product that is then converted, the table of products and the table of magnitudes agree bit for
-//! bit, as the tests show for every code and every scale byte.
+//! `code * scale` has at most six significant bits and is a normal f16 or zero, so it is exact in f16, bf16
+//! and f32. Rounding it to E4M3 is therefore the only rounding on any route: the
+//! `mul.rn.satfinite.e4m3x4.e2m1x4.e4m3x4` of sm_100a, the f16 product that is then converted, the table of
+//! products and the table of magnitudes agree bit for bit, as the tests show for every code and every scale
+//! byte.
 //!
-//! `block_scale_shift` s replaces the scale by `e4m3(scale * 2^-s)` first, a rounding of its own; the 2^s belongs into
-//! the softmax scale or the output. It is `0..=7` in kernels.
+//! `block_scale_shift` s replaces the scale by `e4m3(scale * 2^-s)` first, a rounding of its own; the 2^s
+//! belongs into the softmax scale or the output. It is `0..=7` in kernels.
 
 use super::{CANONICAL_NAN_F32, E2m1, E4m3, E4m3Fnuz, FormatError, round};
 use half::{bf16, f16};
@@ -15,14 +16,16 @@ use std::sync::OnceLock;
 /// The largest block scale shift that kernels take.
 pub const MAX_BLOCK_SCALE_SHIFT: u32 = 7;
 
-/// `e4m3_rne_satfinite(code * e4m3_rne(scale * 2^-shift))`. `-0` is kept; a NaN scale gives `0x7f` for every code.
+/// `e4m3_rne_satfinite(code * e4m3_rne(scale * 2^-shift))`. `-0` is kept; a NaN scale gives `0x7f` for every
+/// code.
 pub const fn dequantise_e4m3(code: E2m1, scale: E4m3, block_scale_shift: u32) -> E4m3 {
     let scale = shifted_scale(scale, block_scale_shift);
     E4m3::from_f32_rne_satfinite(dequantise_exact_f32(code, scale))
 }
 
-/// `e4m3fnuz_rne_satfinite(code * e4m3_rne(scale * 2^-shift))`, for gfx942: the scale is OCP, the result is FNUZ, so it
-/// saturates at 240 and reaches down to 2^-10. The sign of zero is cleared; a NaN scale gives NaN for every code.
+/// `e4m3fnuz_rne_satfinite(code * e4m3_rne(scale * 2^-shift))`, for gfx942: the scale is OCP, the result is
+/// FNUZ, so it saturates at 240 and reaches down to 2^-10. The sign of zero is cleared; a NaN scale gives NaN
+/// for every code.
 ///
 /// These are other numbers than [`dequantise_e4m3`] gives; [`dequantise_e4m3fnuz_half`] keeps those.
 pub const fn dequantise_e4m3fnuz(code: E2m1, scale: E4m3, block_scale_shift: u32) -> E4m3Fnuz {
@@ -30,8 +33,8 @@ pub const fn dequantise_e4m3fnuz(code: E2m1, scale: E4m3, block_scale_shift: u32
     E4m3Fnuz::from_f32_rne_satfinite(dequantise_exact_f32(code, scale))
 }
 
-/// Half of what [`dequantise_e4m3`] gives, exactly, as FNUZ: with a factor of 2 folded into the scale of its tensor,
-/// gfx942 computes with the values that every other backend has.
+/// Half of what [`dequantise_e4m3`] gives, exactly, as FNUZ: with a factor of 2 folded into the scale of its
+/// tensor, gfx942 computes with the values that every other backend has.
 pub const fn dequantise_e4m3fnuz_half(code: E2m1, scale: E4m3, block_scale_shift: u32) -> E4m3Fnuz {
     E4m3Fnuz::half_of(dequantise_e4m3(code, scale, block_scale_shift))
 }
@@ -62,8 +65,8 @@ pub const fn shifted_scale(scale: E4m3, block_scale_shift: u32) -> E4m3 {
 /// The E4M3 bytes of all products at shift 0, `[scale byte = 256][code = 16]`.
 pub static E4M3_PRODUCTS: [[u8; 16]; 256] = e4m3_products();
 
-/// Dequantised magnitudes by block scale, the table of kernels that pick four at a time by byte permutation: E4M3
-/// bytes `[scale byte = 256][magnitude = 8]`, 2 KiB. A negative scale has its sign in the entries.
+/// Dequantised magnitudes by block scale, the table of kernels that pick four at a time by byte permutation:
+/// E4M3 bytes `[scale byte = 256][magnitude = 8]`, 2 KiB. A negative scale has its sign in the entries.
 pub type MagnitudeTable = [[u8; 8]; 256];
 
 /// The magnitudes that [`dequantise_e4m3`] gives. Read it by [`look_up_e4m3`].
@@ -87,8 +90,8 @@ pub fn look_up_e4m3(table: &MagnitudeTable, code: E2m1, scale: E4m3) -> E4m3 {
     if magnitude == E4m3::NAN.to_bits() { E4m3::NAN } else { E4m3::from_bits(magnitude ^ sign_bit(code)) }
 }
 
-/// A product from its magnitude and the sign of the code. Zero takes no sign, since that would make it NaN, and NaN
-/// takes none, since that would make it zero.
+/// A product from its magnitude and the sign of the code. Zero takes no sign, since that would make it NaN,
+/// and NaN takes none, since that would make it zero.
 pub fn look_up_e4m3fnuz(table: &MagnitudeTable, code: E2m1, scale: E4m3) -> E4m3Fnuz {
     match look_up(table, code, scale) {
         magnitude @ (0x00 | 0x80) => E4m3Fnuz::from_bits(magnitude),
@@ -96,12 +99,12 @@ pub fn look_up_e4m3fnuz(table: &MagnitudeTable, code: E2m1, scale: E4m3) -> E4m3
     }
 }
 
-/// [`dequantise_e4m3`] for consecutive channels: `codes` `[n/2]` with the even channel in the low nibble, `scales`
-/// `[n/16]` as E4M3 bytes, `out` `[n]` as E4M3 bytes.
+/// [`dequantise_e4m3`] for consecutive channels: `codes` `[n/2]` with the even channel in the low nibble,
+/// `scales` `[n/16]` as E4M3 bytes, `out` `[n]` as E4M3 bytes.
 ///
 /// # Errors
-/// [`FormatError::Length`] if the three lengths do not belong together, [`FormatError::BlockScaleShift`] if the shift
-/// is above 7. `out` is not touched then.
+/// [`FormatError::Length`] if the three lengths do not belong together, [`FormatError::BlockScaleShift`] if
+/// the shift is above 7. `out` is not touched then.
 pub fn dequantise_row_e4m3(
     codes: &[u8],
     scales: &[u8],
@@ -120,8 +123,8 @@ pub fn dequantise_row_e4m3(
     Ok(())
 }
 
-/// [`dequantise_exact_f32`] for consecutive channels: `codes` `[n/2]` with the even channel in the low nibble, `scales`
-/// `[n/16]` as E4M3 bytes, `out` `[n]`.
+/// [`dequantise_exact_f32`] for consecutive channels: `codes` `[n/2]` with the even channel in the low
+/// nibble, `scales` `[n/16]` as E4M3 bytes, `out` `[n]`.
 ///
 /// # Errors
 /// [`FormatError::Length`] if the three lengths do not belong together. `out` is not touched then.
@@ -178,8 +181,8 @@ const fn e4m3_products() -> [[u8; 16]; 256] {
     products
 }
 
-/// The two products of a byte of codes, in memory order: `[scale byte = 256][code byte = 256][channel = 2]`, 128 KiB.
-/// A head's scales span few codes, so that what a row touches stays in the first cache level.
+/// The two products of a byte of codes, in memory order: `[scale byte = 256][code byte = 256][channel = 2]`,
+/// 128 KiB. A head's scales span few codes, so that what a row touches stays in the first cache level.
 type PairTable = [[[u8; 2]; 256]; 256];
 
 fn pair_table(block_scale_shift: u32) -> Result<&'static PairTable, FormatError> {
@@ -288,7 +291,8 @@ mod tests {
         }
     }
 
-    /// Counts and hashes of the table over 127 scales and 8 magnitudes, computed apart from this code with rationals.
+    /// Counts and hashes of the table over 127 scales and 8 magnitudes, computed apart from this code with
+    /// rationals.
     #[test]
     fn magnitude_tables_have_the_known_hashes_and_counts() {
         let known = [

@@ -42,16 +42,18 @@ impl E2m1 {
         VALUES[self.0 as usize]
     }
 
-    /// The nearest code; ties to the even code (0.25→0, 0.75→1, 1.25→1, 1.75→2, 2.5→2, 3.5→4, 5→4), beyond 5 it is 6.
-    /// `-0` and negatives that round to zero give `-0`; NaN gives `+6`.
+    /// The nearest code; ties to the even code (0.25→0, 0.75→1, 1.25→1, 1.75→2, 2.5→2, 3.5→4, 5→4), beyond 5
+    /// it is 6. `-0` and negatives that round to zero give `-0`; NaN gives `+6`.
     ///
-    /// This is `cvt.rn.satfinite.e2m1x2.f32` as the PTX ISA describes it; no silicon has been compared with it yet.
+    /// This is `cvt.rn.satfinite.e2m1x2.f32` as the PTX ISA describes it; no silicon has been compared with
+    /// it yet.
     pub const fn from_f32_rne_satfinite(x: f32) -> Self {
         if x.is_nan() {
             return Self::MAX;
         }
         let a = x.abs();
-        // A boundary belongs to its even neighbour, hence > after an even magnitude code and >= after an odd one.
+        // A boundary belongs to its even neighbour, hence > after an even magnitude code and >= after an odd
+        // one.
         let magnitude = (a > 0.25) as u8
             + (a >= 0.75) as u8
             + (a > 1.25) as u8
@@ -89,6 +91,7 @@ mod tests {
             let want = magnitudes[usize::from(bits & 7)] * if bits & 8 != 0 { -1.0 } else { 1.0 };
             assert_eq!(f64::from(code.to_f32()).to_bits(), want.to_bits(), "code {bits:#x}");
             assert_eq!(E2m1::from_f32_rne_satfinite(code.to_f32()), code);
+            assert_eq!(E2m1::from_bits(bits | 0xf0), code);
         }
     }
 

@@ -2,8 +2,8 @@
 
 use super::{CANONICAL_NAN_F32, E4m3, round};
 
-/// One E4M3 FNUZ value: sign, four exponent bits (bias 8), three mantissa bits; largest 240, no infinity, no negative
-/// zero: `0x80` is the only NaN.
+/// One E4M3 FNUZ value: sign, four exponent bits (bias 8), three mantissa bits; largest 240, no infinity, no
+/// negative zero: `0x80` is the only NaN.
 ///
 /// The same bits mean half of what they mean in [`E4m3`]. Equality is that of bits.
 /// Layout: AMD Instinct MI300 (CDNA3) ISA, section "FP8 and BF8".
@@ -44,8 +44,8 @@ impl E4m3Fnuz {
         round::eight_bit_to_f32(self.0, BIAS)
     }
 
-    /// The nearest value; ties to the even code, beyond 240 (infinity included) it is 240 with the sign of `x`.
-    /// Whatever rounds to zero gives the one zero; NaN gives NaN.
+    /// The nearest value; ties to the even code, beyond 240 (infinity included) it is 240 with the sign of
+    /// `x`. Whatever rounds to zero gives the one zero; NaN gives NaN.
     pub const fn from_f32_rne_satfinite(x: f32) -> Self {
         if x.is_nan() {
             return Self::NAN;
@@ -58,9 +58,11 @@ impl E4m3Fnuz {
         Self(sign | if magnitude < 0x7f { magnitude as u8 } else { 0x7f })
     }
 
-    /// Half of an OCP value, exactly: the same bits, except that `-0` becomes the one zero and NaN the one NaN.
+    /// Half of an OCP value, exactly: the same bits, except that `-0` becomes the one zero and NaN the one
+    /// NaN.
     ///
-    /// So a gfx942 kernel can hold every OCP value, those above 240 too, if a factor of 2 is folded into its scale.
+    /// So a gfx942 kernel can hold every OCP value, those above 240 too, if a factor of 2 is folded into its
+    /// scale.
     pub const fn half_of(value: E4m3) -> Self {
         match value.to_bits() {
             0x7f | 0xff => Self::NAN,

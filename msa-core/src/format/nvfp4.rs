@@ -1,7 +1,7 @@
 //! Quantising to NVFP4: 16 consecutive channels of one (token, head) as E2M1 codes under one E4M3 scale.
 //!
-//! Two rules are in use and give different bytes; see [`Nvfp4Quantiser`]. Both take channels already rounded to bf16
-//! by the caller, and neither depends on anything but its arguments.
+//! Two rules are in use and give different bytes; see [`Nvfp4Quantiser`]. Both take channels already rounded
+//! to bf16 by the caller, and neither depends on anything but its arguments.
 
 use super::rcp::rcp_approx_ftz;
 use super::{E2m1, E4m3, FormatError};
@@ -24,7 +24,8 @@ pub struct Nvfp4Group {
 
 const _: () = assert!(GROUP_CODE_BYTES == 8 && size_of::<Nvfp4Group>() == 9 && align_of::<Nvfp4Group>() == 1);
 
-/// The rule by which a group is quantised. With `amax` the largest magnitude of the group and `gs` the global scale:
+/// The rule by which a group is quantised. With `amax` the largest magnitude of the group and `gs` the global
+/// scale:
 ///
 /// | | `Vendor` | `Reciprocal` |
 /// |---|---|---|
@@ -33,12 +34,13 @@ const _: () = assert!(GROUP_CODE_BYTES == 8 && size_of::<Nvfp4Group>() == 9 && a
 /// | negative zero | becomes +0 | kept |
 /// | global scale | 1 | any; 1 in production |
 ///
-/// All of it is in f32, each operation rounded to nearest even; `rcp` is [`rcp_approx_ftz`], `e4m3` and `e2m1` are the
-/// `rne_satfinite` conversions. `Vendor` is the cache-insertion rule of the MiniMax-M3.1 release (vLLM), `Reciprocal`
-/// that of SGLang's and FlashInfer's NVFP4 kernels. About 0.1 % of the codes differ between them.
+/// All of it is in f32, each operation rounded to nearest even; `rcp` is [`rcp_approx_ftz`], `e4m3` and
+/// `e2m1` are the `rne_satfinite` conversions. `Vendor` is the cache-insertion rule of the MiniMax-M3.1
+/// release (vLLM), `Reciprocal` that of SGLang's and FlashInfer's NVFP4 kernels. About 0.1 % of the codes
+/// differ between them.
 ///
-/// Under `Reciprocal` a scale that underflows to 0 leaves codes that mean nothing: the multiplier is infinite, so they
-/// are ±6, and +6 for a zero. The group still dequantises to zeros.
+/// Under `Reciprocal` a scale that underflows to 0 leaves codes that mean nothing: the multiplier is
+/// infinite, so they are ±6, and +6 for a zero. The group still dequantises to zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Nvfp4Quantiser {
     /// Division by the rounded scale; the default.
@@ -52,8 +54,8 @@ impl Nvfp4Quantiser {
     /// Quantises a group, refusing what has no meaning.
     ///
     /// # Errors
-    /// [`FormatError::NanInput`] names the first NaN channel. [`FormatError::GlobalScale`] if the global scale is
-    /// not 1 (`Vendor`) or not a positive normal number (`Reciprocal`).
+    /// [`FormatError::NanInput`] names the first NaN channel. [`FormatError::GlobalScale`] if the global
+    /// scale is not 1 (`Vendor`) or not a positive normal number (`Reciprocal`).
     pub fn quantise(
         self,
         channels: &[f32; GROUP_CHANNELS],
@@ -66,8 +68,9 @@ impl Nvfp4Quantiser {
         Ok(self.quantise_unchecked(channels, global_scale).group)
     }
 
-    /// Quantises a group as an unchecked kernel does: a group with a NaN gets scale 448, its NaN channels the code +6,
-    /// its other channels their code under that scale, and is reported. `Vendor` ignores the global scale.
+    /// Quantises a group as an unchecked kernel does: a group with a NaN gets scale 448, its NaN channels the
+    /// code +6, its other channels their code under that scale, and is reported. `Vendor` ignores the global
+    /// scale.
     pub fn quantise_unchecked(
         self,
         channels: &[f32; GROUP_CHANNELS],
@@ -128,7 +131,8 @@ pub fn reciprocal_scale(amax: f32, global_scale: f32) -> E4m3 {
 
 /// What the reciprocal rule multiplies every channel of a group by.
 pub fn reciprocal_multiplier(amax: f32, scale: E4m3, global_scale: f32) -> f32 {
-    // Decided by amax and not by the scale, so that a scale that underflowed gives infinity, as in the kernels.
+    // Decided by amax and not by the scale, so that a scale that underflowed gives infinity, as in the
+    // kernels.
     if amax == 0.0 { 0.0 } else { rcp_approx_ftz(scale.to_f32() * global_scale) }
 }
 
@@ -139,7 +143,8 @@ fn pack(codes: &[E2m1; GROUP_CHANNELS]) -> [u8; GROUP_CODE_BYTES] {
 /// The largest E2M1 value: a group's largest magnitude is mapped near it.
 const E2M1_MAX: f32 = 6.0;
 
-/// The vendor rule's floor under amax. It keeps 0/6 off the conversion and changes no byte, as the scale is clamped.
+/// The vendor rule's floor under amax. It keeps 0/6 off the conversion and changes no byte, as the scale is
+/// clamped.
 const VENDOR_AMAX_FLOOR: f32 = 1e-12;
 
 #[cfg(test)]
@@ -287,12 +292,13 @@ mod tests {
         }
     }
 
-    /// Groups of every magnitude, with the largest channel exactly `amax` and a third of the others on or beside a
-    /// rounding tie of the vendor scale.
+    /// Groups of every magnitude, with the largest channel exactly `amax` and a third of the others on or
+    /// beside a rounding tie of the vendor scale.
     struct Groups(oracle::Random);
 
     impl Groups {
-        /// Zero, 2^-149, 2^-30, small, one with scale 1, the largest that does not saturate, and some far above it.
+        /// Zero, 2^-149, 2^-30, small, one with scale 1, the largest that does not saturate, and some far
+        /// above it.
         const LISTED_AMAX: [f32; 8] = [0.0, 1e-45, 9.313_226e-10, 1e-8, 6.0, 448.0 * 6.0, 3e38, f32::MAX];
         const TIES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
 

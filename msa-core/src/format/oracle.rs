@@ -1,4 +1,5 @@
-//! What the tests of the formats compare with: values from the definition of a format in f64, and rounding by search.
+//! What the tests of the formats compare with: values from the definition of a format in f64, and rounding by
+//! search.
 
 /// The magnitudes of E2M1 by code, ascending.
 pub(super) fn e2m1_magnitudes() -> Vec<f64> {
@@ -15,7 +16,8 @@ pub(super) fn e4m3fnuz_magnitudes() -> Vec<f64> {
     (0..128).map(|code| minifloat(code, 3, 8)).collect()
 }
 
-/// Index of the value nearest to `x >= 0` among ascending ones, even index on a tie; the last one beyond the end.
+/// Index of the value nearest to `x >= 0` among ascending ones, even index on a tie; the last one beyond the
+/// end.
 pub(super) fn nearest_even(x: f64, ascending: &[f64]) -> usize {
     let last = ascending.len() - 1;
     if x >= ascending[last] {

@@ -1,15 +1,17 @@
 //! The approximate reciprocal of NVIDIA GPUs, bit for bit.
 //!
-//! The `Reciprocal` rule of [`super::nvfp4`] is defined by this instruction, so its model belongs to the format.
+//! The `Reciprocal` rule of [`super::nvfp4`] is defined by this instruction, so its model belongs to the
+//! format.
 
 use super::CANONICAL_NAN_F32;
 
 /// `rcp.approx.ftz.f32`: 1/x to about one ulp.
 ///
-/// Zero and subnormals give infinity, results below 2^-126 and infinity give zero, each with the sign of `x`; NaN
-/// gives [`CANONICAL_NAN_F32`]. Within a binade it is a quadratic in the low 16 mantissa bits, its coefficients chosen
-/// by the high 7, with the truncated squarer of NVIDIA's special function unit (Oberman and Siu, ARITH 17, 2005;
-/// envytools, `nvhw/sfu.c`). Equal to the instruction on all 2^32 inputs (measured on an H200, driver 580.159).
+/// Zero and subnormals give infinity, results below 2^-126 and infinity give zero, each with the sign of `x`;
+/// NaN gives [`CANONICAL_NAN_F32`]. Within a binade it is a quadratic in the low 16 mantissa bits, its
+/// coefficients chosen by the high 7, with the truncated squarer of NVIDIA's special function unit (Oberman
+/// and Siu, ARITH 17, 2005; envytools, `nvhw/sfu.c`). Equal to the instruction on all 2^32 inputs (measured
+/// on an H200, driver 580.159).
 pub fn rcp_approx_ftz(x: f32) -> f32 {
     if x.is_nan() {
         return CANONICAL_NAN_F32;
@@ -30,8 +32,8 @@ fn normal_reciprocal(exponent: u32, mantissa: u32) -> u32 {
     let (c0, c1, c2) = COEFFICIENTS[(mantissa >> 16) as usize];
     let low = mantissa & 0xffff;
     let sum = (c0 << 13) + c1 * i64::from(low) + c2 * i64::from(truncated_square(low << 1)) + ROUNDING;
-    // The quotient in units of 2^(103 - exponent), in (2^23, 2^24]. Adding it without the implicit bit carries 2^24
-    // into the exponent field.
+    // The quotient in units of 2^(103 - exponent), in (2^23, 2^24]. Adding it without the implicit bit
+    // carries 2^24 into the exponent field.
     let significand = (sum >> 15) as u32;
     let bits = ((253 - i64::from(exponent)) << 23) + i64::from(significand - 0x80_0000);
     if bits < 0x80_0000 { 0 } else { bits as u32 }
@@ -48,11 +50,12 @@ fn truncated_square(x: u32) -> u32 {
     sum >> 1
 }
 
-/// Added before the last 15 bits are dropped: half of them and the mean of what the squarer drops, by the same fit.
+/// Added before the last 15 bits are dropped: half of them and the mean of what the squarer drops, by the
+/// same fit.
 const ROUNDING: i64 = 0x47e7;
 
-/// `(c0, c1, c2)` for each of the 128 segments of a binade: the only integers that reproduce all 65,536 points of
-/// their segment (fitted to the outputs of an H200, driver 580.159).
+/// `(c0, c1, c2)` for each of the 128 segments of a binade: the only integers that reproduce all 65,536
+/// points of their segment (fitted to the outputs of an H200, driver 580.159).
 #[rustfmt::skip]
 const COEFFICIENTS: [(i64, i64, i64); 128] = [
     (67108862, -65534, 1013), (66588640, -64522, 989), (66076420, -63533, 966), (65572019, -62567, 945),

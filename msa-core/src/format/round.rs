@@ -58,8 +58,8 @@ pub(super) const fn eight_bit_to_f32(bits: u8, bias: u32) -> f32 {
     f32::from_bits(unsigned.to_bits() | sign)
 }
 
-/// `|x|` rounded to nearest even in units of the code `eeee mmm` under an exponent bias, without an upper limit.
-/// Not for NaN.
+/// `|x|` rounded to nearest even in units of the code `eeee mmm` under an exponent bias, without an upper
+/// limit. Not for NaN.
 pub(super) const fn eight_bit_magnitude_rne(x: f32, bias: u32) -> u32 {
     let a = x.to_bits() & 0x7fff_ffff;
     let exponent = a >> 23;
@@ -124,8 +124,8 @@ mod tests {
         }
     }
 
-    /// The f32 half way between an f16 and the next one away from zero, by the definition of the format; the next
-    /// one after 65504 would be 65536.
+    /// The f32 half way between an f16 and the next one away from zero, by the definition of the format; the
+    /// next one after 65504 would be 65536.
     fn midpoint_after(bits: u16) -> f32 {
         let (exponent, mantissa) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
         let (implicit, power) = if exponent == 0 { (0.0, -24) } else { (1024.0, exponent - 25) };
