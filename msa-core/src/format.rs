@@ -65,7 +65,7 @@ pub enum FormatError {
     },
 }
 
-/// The NaN that every conversion of this module to f32 gives, whatever the payload or sign of its source: all
-/// ones but the sign, as the conversions and special functions of NVIDIA GPUs give it (measured on an H200,
+/// The NaN that conversions from 8 bits and from f16 to f32 give, whatever the payload or sign of the source: all
+/// ones but the sign, as conversions and special functions of NVIDIA GPUs give it (measured on an H200,
 /// driver 580.159).
 pub const CANONICAL_NAN_F32: f32 = f32::from_bits(0x7fff_ffff);
