@@ -1,4 +1,5 @@
 //! The core of `msa`: formats, geometry, caches, operation descriptors, plans and the engine API.
+pub mod abi;
 pub mod args;
 pub mod arithmetic;
 pub mod backend;
@@ -6,6 +7,7 @@ pub mod cache;
 pub mod candidate;
 pub mod device;
 pub mod error;
+pub mod format;
 pub mod geometry;
 pub mod lengths;
 pub mod op;
