@@ -79,12 +79,17 @@ fn check_unfinished(file: &File, findings: &mut Vec<Finding>) {
 
 fn check_ignored(file: &File, source: &Source, findings: &mut Vec<Finding>) {
     let message = "a test that does not run proves nothing: run it, or skip it in the harness with a reason";
-    for (offset, _) in source.code.match_indices("#[ignore") {
-        findings.push(Finding::new(&file.path, line_of(&source.code, offset), "ignored-test", message));
-    }
-    for (offset, _) in source.comments.match_indices("```ignore") {
-        findings.push(Finding::new(&file.path, line_of(&source.comments, offset), "ignored-test", message));
-    }
+    let in_attribute = |line: &str| line.contains("#[ignore") || line.contains("cfg_attr(");
+    let in_example = |line: &str| line.contains("```");
+    let mut report = |text: &str, is_marked: &dyn Fn(&str) -> bool| {
+        for (index, line) in text.lines().enumerate() {
+            if is_marked(line) && words(line, "ignore").next().is_some() {
+                findings.push(Finding::new(&file.path, index + 1, "ignored-test", message));
+            }
+        }
+    };
+    report(&source.code, &in_attribute);
+    report(&source.comments, &in_example);
 }
 
 fn check_unsafe(file: &File, source: &Source, findings: &mut Vec<Finding>) {
@@ -142,7 +147,8 @@ mod tests {
     #[test]
     fn ignored_tests_are_found() {
         assert_eq!(found("a.rs", "#[test]\n#[ignore = \"slow\"]\nfn f() {}\n"), [("ignored-test", 2)]);
-        assert_eq!(found("a.rs", "/// ```ignore\n/// f()\n/// ```\nfn f() {}\n"), [("ignored-test", 1)]);
+        assert_eq!(found("a.rs", "#[cfg_attr(miri, ignore)]\nfn f() {}\n"), [("ignored-test", 1)]);
+        assert_eq!(found("a.rs", "/// ```rust,ignore\n/// f()\n/// ```\nfn f() {}\n"), [("ignored-test", 1)]);
         assert_eq!(found("a.rs", "fn ignore() {} // #[ignore]\n"), []);
     }
 
