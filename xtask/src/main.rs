@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 
 /// Command line of `cargo xtask`.
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Build, check and release tasks of the msa workspace")]
+#[command(bin_name = "cargo xtask", about = "Build, check and release tasks of the msa workspace")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -88,15 +88,13 @@ fn opening(text: &str) -> Option<usize> {
     None
 }
 
-/// Looks at the function's own line, then upwards over attributes and comments.
+/// Looks at the function's own line, then upwards over attributes.
 fn has_test_attribute(source: &Source, start: usize) -> bool {
     let line = line_of(&source.code, start);
     let code: Vec<&str> = source.code.lines().take(line).collect();
-    let comments: Vec<&str> = source.comments.lines().take(line).collect();
-    let is_above = |index: &usize| {
-        let (code, comment) = (code[*index].trim(), comments[*index].trim());
-        code.starts_with("#[") || (code.is_empty() && !comment.is_empty())
-    };
+    // Comments are blank in the code, and neither they nor blank lines part an attribute from its function.
+    let is_above =
+        |index: &usize| code[*index].trim().is_empty() || code[*index].trim_start().starts_with("#[");
     let own = code.last().is_some_and(|text| text.contains("#[test]"));
     own || (0..line - 1).rev().take_while(is_above).any(|index| code[index].contains("#[test]"))
 }
@@ -129,10 +127,10 @@ mod tests {
 
     #[test]
     fn only_functions_with_the_attribute_are_tests() {
-        let text = "#[test]\n/// Doc.\nfn a() {}\nfn b() {}\n#[test]\n#[cfg(unix)]\nfn c() {}\n// #[test]\nfn d() {}\n#[test] fn e() {}\n";
+        let text = "#[test]\n/// Doc.\nfn a() {}\nfn b() {}\n#[test]\n#[cfg(unix)]\nfn c() {}\n// #[test]\nfn d() {}\n#[test] fn e() {}\n#[test]\n\nfn f() {}\n";
         let source = Source::new(text, Language::Rust);
         let tests: Vec<bool> = functions(&source).iter().map(|function| function.test).collect();
-        assert_eq!(tests, [true, false, true, false, true]);
+        assert_eq!(tests, [true, false, true, false, true, true]);
     }
 
     #[test]

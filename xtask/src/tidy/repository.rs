@@ -79,7 +79,9 @@ fn check_ci_script(tree: &Tree, findings: &mut Vec<Finding>) {
     let mut ran = Vec::new();
     for (index, line) in text_of(tree, CI_SCRIPT).lines().enumerate() {
         let line = line.trim();
-        if !line.is_empty() && !["#", "set ", "cd "].iter().any(|start| line.starts_with(start)) {
+        let sets_up =
+            ["set ", "cd "].iter().any(|start| line.starts_with(start)) && !line.contains(['&', ';', '|']);
+        if !line.is_empty() && !line.starts_with('#') && !sets_up {
             ran.push((index + 1, line));
         }
     }
@@ -169,6 +171,8 @@ mod tests {
         let at = |line| [("two-commands", CI_SCRIPT.to_owned(), line)];
         assert_eq!(script(&SCRIPT.replace("exec", "cargo build\nexec")), at(4));
         assert_eq!(script(&SCRIPT.replace("xtask ci", "test")), at(4));
+        assert_eq!(script(&SCRIPT.replace("/..\"", "/..\" && cargo build")), at(3));
+        assert_eq!(script(&format!("{SCRIPT}cargo build\n")), at(5));
         assert_eq!(script("set -e\n"), at(1));
         assert_eq!(script(""), at(1));
     }
