@@ -1,2 +1,49 @@
-//! placeholder
-fn main() {}
+//! Tasks of the msa workspace: `cargo xtask <command>`. One file per command.
+
+mod ci;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Command line of `cargo xtask`.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", about = "Build, check and release tasks of the msa workspace")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every check, in the order and with the flags that continuous integration uses
+    Ci,
+    /// Check the house rules that no compiler knows
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let root = workspace_root();
+    let result = match Arguments::parse().command {
+        Command::Ci => ci::run(&root),
+        Command::Tidy => tidy::run(&root),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The folder that holds the workspace's `Cargo.toml`: the parent of this package's.
+///
+/// Cargo passes the folder when it runs the task, so a checkout that was moved after the build is still found.
+fn workspace_root() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    package.parent().map_or_else(|| package.clone(), Path::to_path_buf)
+}

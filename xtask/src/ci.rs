@@ -1,0 +1,236 @@
+//! `cargo xtask ci`: every check, in order, each with its wall time; the first failure ends the run.
+
+mod toolchain;
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::tidy;
+
+/// Run all steps in the workspace at `root`.
+///
+/// # Errors
+/// The name of the first step that failed, with what it said. The table of the steps is printed in either case.
+pub(crate) fn run(root: &Path) -> Result<(), String> {
+    run_steps(STEPS, root)
+}
+
+/// One check.
+struct Step {
+    name: &'static str,
+    work: Work,
+}
+
+/// A step that this program does itself, on the workspace root.
+type Function = fn(&Path) -> Result<Outcome, String>;
+
+/// What a step does.
+enum Work {
+    /// `cargo` with these arguments and, where given, one more environment variable.
+    Cargo { arguments: &'static [&'static str], variable: Option<(&'static str, &'static str)> },
+    /// A function of this program.
+    Call(Function),
+}
+
+/// How a step ended when it did not fail.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    Passed,
+    Skipped(String),
+}
+
+/// A finished step, for the closing table.
+struct Row {
+    name: &'static str,
+    result: Result<Outcome, String>,
+    time: Duration,
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "toolchain", work: Work::Call(toolchain::ensure_components) },
+    Step::cargo("format", &["fmt", "--all", "--check"]),
+    Step::cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    Step::cargo("build", &["build", "--workspace"]),
+    Step::cargo("test", &["test", "--workspace"]),
+    Step {
+        name: "doc",
+        work: Work::Cargo {
+            arguments: &["doc", "--workspace", "--no-deps"],
+            variable: Some(("RUSTDOCFLAGS", "-D warnings")),
+        },
+    },
+    Step { name: "tidy", work: Work::Call(tidy_step) },
+    Step { name: "aarch64", work: Work::Call(check_aarch64) },
+    // Packaging reads the folders only: what it packs was compiled above, and the network is not touched.
+    Step::cargo(
+        "package",
+        &[
+            "package",
+            "--no-verify",
+            "--allow-dirty",
+            "--offline",
+            "-p",
+            "msa-core",
+            "-p",
+            "msa-ref",
+            "-p",
+            "msa-cuda",
+            "-p",
+            "msa-rocm",
+        ],
+    ),
+];
+
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
+
+impl Step {
+    const fn cargo(name: &'static str, arguments: &'static [&'static str]) -> Step {
+        Step { name, work: Work::Cargo { arguments, variable: None } }
+    }
+
+    fn run(&self, root: &Path) -> Result<Outcome, String> {
+        match &self.work {
+            Work::Cargo { arguments, variable } => cargo(root, arguments, *variable),
+            Work::Call(function) => function(root),
+        }
+    }
+
+    fn heading(&self) -> String {
+        match &self.work {
+            Work::Cargo { arguments, variable } => {
+                let variable = variable.map_or(String::new(), |(name, value)| format!("{name}={value:?} "));
+                format!("{}: {variable}cargo {}", self.name, arguments.join(" "))
+            }
+            Work::Call(_) => self.name.to_owned(),
+        }
+    }
+}
+
+fn run_steps(steps: &[Step], root: &Path) -> Result<(), String> {
+    let start = Instant::now();
+    let mut rows = Vec::new();
+    for (number, step) in steps.iter().enumerate() {
+        println!("\n== {}/{} {}", number + 1, steps.len(), step.heading());
+        let begin = Instant::now();
+        let result = step.run(root);
+        let time = begin.elapsed();
+        println!("-- {}: {:.1} s", step.name, time.as_secs_f64());
+        let failed = result.is_err();
+        rows.push(Row { name: step.name, result, time });
+        if failed {
+            break;
+        }
+    }
+    print!("\n{}", table(&rows, steps, start.elapsed()));
+    match rows.pop() {
+        Some(Row { name, result: Err(message), .. }) => Err(format!("step `{name}` failed: {message}")),
+        _ => Ok(()),
+    }
+}
+
+/// The closing table: every step with its time and its end, those that were not reached included, then the sum.
+fn table(rows: &[Row], steps: &[Step], total: Duration) -> String {
+    let mut text = String::new();
+    for (number, step) in steps.iter().enumerate() {
+        let (time, end) = match rows.get(number) {
+            Some(row) => (format!("{:.1} s", row.time.as_secs_f64()), end_of(row)),
+            None => ("-".to_owned(), "not run".to_owned()),
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{:<10} {time:>9}  {end}", step.name);
+    }
+    let _ = writeln!(text, "{:<10} {:>9}", "total", format!("{:.1} s", total.as_secs_f64()));
+    text
+}
+
+fn end_of(row: &Row) -> String {
+    match &row.result {
+        Ok(Outcome::Passed) => "ok".to_owned(),
+        Ok(Outcome::Skipped(reason)) => format!("skipped: {reason}"),
+        Err(_) => "FAILED".to_owned(),
+    }
+}
+
+/// Run cargo with its output on ours: the closing lines of the test runner must reach whoever counts them.
+fn cargo(
+    root: &Path,
+    arguments: &[&str],
+    variable: Option<(&'static str, &'static str)>,
+) -> Result<Outcome, String> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(root).args(arguments).envs(variable);
+    let status = command.status().map_err(|error| format!("cargo does not start: {error}"))?;
+    match status.success() {
+        true => Ok(Outcome::Passed),
+        false => Err(format!("`cargo {}` ended with {status}", arguments.join(" "))),
+    }
+}
+
+fn tidy_step(root: &Path) -> Result<Outcome, String> {
+    tidy::run(root).map(|()| Outcome::Passed)
+}
+
+/// Type-check for 64-bit Arm hosts where that target's standard library is installed; nothing is downloaded.
+fn check_aarch64(root: &Path) -> Result<Outcome, String> {
+    if toolchain::has_standard_library(root, AARCH64)? {
+        return cargo(root, &["check", "--workspace", "--target", AARCH64], None);
+    }
+    let reason = format!("the standard library of {AARCH64} is not installed");
+    println!("skipped: {reason}");
+    Ok(Outcome::Skipped(reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(_: &Path) -> Result<Outcome, String> {
+        Ok(Outcome::Passed)
+    }
+
+    fn skip(_: &Path) -> Result<Outcome, String> {
+        Ok(Outcome::Skipped("not here".to_owned()))
+    }
+
+    fn fail(_: &Path) -> Result<Outcome, String> {
+        Err("it broke".to_owned())
+    }
+
+    fn steps(works: &[Function]) -> Vec<Step> {
+        works.iter().map(|work| Step { name: "step", work: Work::Call(*work) }).collect()
+    }
+
+    #[test]
+    fn the_first_failure_ends_the_run() {
+        let here = Path::new(".");
+        assert_eq!(run_steps(&steps(&[pass, skip]), here), Ok(()));
+        let stopped = run_steps(&steps(&[pass, fail, |_| panic!("reached")]), here);
+        assert_eq!(stopped, Err("step `step` failed: it broke".to_owned()));
+    }
+
+    #[test]
+    fn the_table_names_every_step() {
+        let steps = steps(&[pass, skip, fail, pass]);
+        let rows: Vec<Row> = steps[..3]
+            .iter()
+            .map(|step| Row {
+                name: step.name,
+                result: step.run(Path::new(".")),
+                time: Duration::from_millis(1250),
+            })
+            .collect();
+        let text = table(&rows, &steps, Duration::from_secs(3));
+        let ends: Vec<&str> = text.lines().map(|line| line.rsplit("  ").next().unwrap_or("")).collect();
+        assert_eq!(ends, ["ok", "skipped: not here", "FAILED", "not run", "3.0 s"]);
+        assert!(text.contains("1.2 s"), "{text}");
+    }
+
+    #[test]
+    fn a_cargo_failure_is_an_error_with_the_command() {
+        let message = cargo(Path::new("."), &["no-such-subcommand"], None).expect_err("cargo refuses it");
+        assert!(message.contains("cargo no-such-subcommand"), "{message}");
+    }
+}
