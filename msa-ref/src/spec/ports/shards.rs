@@ -16,7 +16,7 @@ pub struct ShardStates {
 
 /// Merges the states of all shards row by row: attention over the union of their keys, as one state. Rows without
 /// keys on a shard are skipped without reading their output, see
-/// [`merge_running`](crate::spec::merge::merge_running). Each result is the f64 value rounded once to f32.
+/// [`merge_running`]. Each result is the f64 value rounded once to f32.
 ///
 /// Fails without any shard, on `value_dim == 0`, and on shards of unequal shape.
 pub fn merge_shards(shards: &[ShardStates], value_dim: usize) -> Result<ShardStates, SpecError> {
