@@ -108,7 +108,7 @@ fn round_magnitude(bits: u64) -> u16 {
     // A bf16 holds 8 significant bits, and nothing below 2^-133.
     let last_place = (exponent - 7).max(-133);
     let dropped_bits = last_place - (exponent - 52);
-    if dropped_bits > 54 {
+    if dropped_bits > 53 {
         return 0; // below half of the smallest subnormal, f64 subnormals included
     }
     let kept = shift_right_ties_even(significand, dropped_bits as u32) as i32;
@@ -249,6 +249,21 @@ mod tests {
         // A cos that is no bf16 value is rounded before use: 1 + 2^-9 becomes 1.
         let out = rope_per_step(&[a, 0], &[1.0 + 2f64.powi(-9)], &[0.0], 2).unwrap();
         assert_eq!(out, [a, 0]);
+    }
+
+    #[test]
+    fn per_step_equals_bf16_arithmetic_through_f32() {
+        use half::bf16;
+        let mut random = Random::new(14);
+        let narrow = |value: f64| bf16::from_f32(value as f32);
+        for _ in 0..2000 {
+            let (first, second) = (narrow(random.normal()), narrow(random.normal()));
+            let (s, c) = random.normal().sin_cos();
+            let got = rope_per_step(&[first.to_bits(), second.to_bits()], &[c], &[s], 2).unwrap();
+            // The half crate's operators widen to f32, compute, and round: torch's way.
+            let (c, s) = (bf16::from_f64(c), bf16::from_f64(s));
+            assert_eq!(got, [(first * c + -second * s).to_bits(), (second * c + first * s).to_bits()]);
+        }
     }
 
     #[test]

@@ -106,7 +106,7 @@ pub fn merge_running(states: &[RunningState]) -> Result<RunningState, SpecError>
         [] => Ok(RunningState::empty(value_dim)),
         [only] => Ok((*only).clone()),
         several => {
-            let max = largest(several.iter().map(|state| state.max));
+            let max = max_ignoring_nan(several.iter().map(|state| state.max));
             let weights: Vec<f64> = several.iter().map(|state| (state.max - max).exp()).collect();
             let sum = weights.iter().zip(several).map(|(weight, state)| weight * state.sum).sum();
             let output = weighted_sum(&weights, several.iter().map(|state| &state.output), value_dim);
@@ -116,17 +116,12 @@ pub fn merge_running(states: &[RunningState]) -> Result<RunningState, SpecError>
 }
 
 fn merge_present(partials: &[&Partial], value_dim: usize) -> Partial {
-    let top = largest(partials.iter().map(|partial| partial.lse));
+    let top = max_ignoring_nan(partials.iter().map(|partial| partial.lse));
     let weights: Vec<f64> = partials.iter().map(|partial| (partial.lse - top).exp()).collect();
     let mass: f64 = weights.iter().sum();
     let mut output = weighted_sum(&weights, partials.iter().map(|partial| &partial.output), value_dim);
     output.iter_mut().for_each(|sum| *sum /= mass);
     Partial { output, lse: top + mass.ln() }
-}
-
-/// The largest value; NaN as soon as one is NaN.
-fn largest(values: impl Iterator<Item = f64> + Clone) -> f64 {
-    if values.clone().any(f64::is_nan) { f64::NAN } else { max_ignoring_nan(values) }
 }
 
 fn weighted_sum<'a>(weights: &[f64], rows: impl Iterator<Item = &'a Vec<f64>>, value_dim: usize) -> Vec<f64> {
@@ -222,6 +217,11 @@ mod tests {
         assert!(merge(&[partial(1.0, f64::NAN), partial(3.0, 0.0)]).unwrap().lse.is_nan());
         assert!(merge(&[partial(1.0, f64::NAN), Partial::empty(1)]).unwrap().lse.is_nan());
         assert!(merge(&[partial(f64::NAN, 0.0), partial(3.0, 0.0)]).unwrap().output[0].is_nan());
+        assert!(merge(&[partial(1.0, f64::NAN), partial(3.0, f64::NAN)]).unwrap().output[0].is_nan());
+        let poisoned = RunningState { output: vec![1.0], sum: 1.0, max: f64::NAN };
+        let merged =
+            merge_running(&[poisoned, RunningState { output: vec![1.0], sum: 1.0, max: 0.0 }]).unwrap();
+        assert!(Partial::from(&merged).lse.is_nan());
     }
 
     #[test]

@@ -165,6 +165,7 @@ mod tests {
         let past_the_cache = Visibility::new(11, 10, 4).unwrap();
         assert_eq!(past_the_cache.tokens_of_block(2), [8, 9]);
         assert_eq!(past_the_cache.visible_count(), 10);
+        assert!(past_the_cache.sees(9) && !past_the_cache.sees(10));
     }
 
     #[test]

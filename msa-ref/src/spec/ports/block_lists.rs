@@ -148,6 +148,27 @@ mod tests {
     }
 
     #[test]
+    fn a_query_block_over_several_own_blocks_equals_a_count_of_better_blocks() {
+        let mut random = Random::new(15);
+        // Five queries stand in two or three blocks; every score row ends with the query's own block.
+        let own: Vec<usize> = (0..60).map(|t| t / 3).collect();
+        let scores = random_scores(&mut random, &own);
+        let lists = select_per_query_block(&scores, &own, 5, &SelectRule::with_slots(6)).unwrap();
+        for (index, list) in lists.ids.chunks(6).enumerate() {
+            let rows = index * 5..index * 5 + 5;
+            let (first, last) = (own[rows.start], own[rows.end - 1]);
+            let past =
+                |block: usize| rows.clone().map(|t| scores[t][block]).fold(f32::NEG_INFINITY, f32::max);
+            let free = 6 - (last - first + 1);
+            let better = |block: usize| (0..first).filter(|&b| past(b) > past(block)).count();
+            let mut want: Vec<i32> =
+                (0..=last).filter(|&b| b >= first || better(b) < free).map(|b| b as i32).collect();
+            want.resize(6, -1);
+            assert_eq!(list, want, "query block {index}");
+        }
+    }
+
+    #[test]
     fn union_holds_every_id_once() {
         let lists = [vec![0, 3, -1], vec![3, 7, 9], vec![2, -1, -1]];
         let union = union_per_query_block(&lists, 2).unwrap();
