@@ -1,1 +1,3 @@
-//! placeholder
+//! CPU reference of MiniMax Sparse Attention.
+
+pub mod spec;
