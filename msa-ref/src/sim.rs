@@ -1,0 +1,4 @@
+//! Execution of plans: what a kernel computes, step by step, on host memory.
+
+pub mod batch;
+pub mod paged;
