@@ -1,2 +1,4 @@
 //! placeholder
+pub mod atomic_file;
 pub mod input;
+pub mod plot;
