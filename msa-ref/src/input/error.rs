@@ -85,11 +85,16 @@ impl InputError {
     }
 }
 
-/// Text of a file, made safe to print: control characters escaped, at most 60 characters.
+/// Text of a file in quotes, made safe to print: control characters escaped, at most 60 characters.
 pub(super) fn quoted(text: &str) -> String {
-    let shown: String = text.chars().take(QUOTED_LIMIT).flat_map(char::escape_debug).collect();
-    let dots = if text.chars().nth(QUOTED_LIMIT).is_some() { "..." } else { "" };
-    format!("\"{shown}{dots}\"")
+    format!("\"{}\"", printable(text, QUOTED_LIMIT))
+}
+
+/// Text that may repeat a file's own, without quotes: control characters escaped, at most `limit` characters.
+pub(super) fn printable(text: &str, limit: usize) -> String {
+    let shown: String = text.chars().take(limit).flat_map(char::escape_debug).collect();
+    let dots = if text.chars().nth(limit).is_some() { "..." } else { "" };
+    format!("{shown}{dots}")
 }
 
 /// A shape as it is printed everywhere, `[2560, 4, 64]`; a hostile file's hundredth axis is not shown.
@@ -102,6 +107,6 @@ pub(super) fn shape_text(shape: &[usize]) -> String {
 }
 
 /// Longest piece of a file's own text that a message repeats; a line of a terminal holds it.
-const QUOTED_LIMIT: usize = 60;
+pub(super) const QUOTED_LIMIT: usize = 60;
 /// No tensor of this format has more than three axes; eight leave room for a mistake to be recognised.
 const AXES_SHOWN: usize = 8;

@@ -6,7 +6,7 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::{Metadata as Layout, TensorInfo};
 use serde::Deserialize;
 
-use super::error::{InputError, quoted, shape_text};
+use super::error::{InputError, QUOTED_LIMIT, printable, shape_text};
 
 /// Longest header that is parsed. The largest file of this format needs 4.3 KB; the format itself allows 100 MB,
 /// which a parser turns into many times as much memory.
@@ -49,8 +49,9 @@ pub(super) fn header_length(first_bytes: &[u8], file_len: u64) -> Result<usize, 
 
 /// Parses the header `text` of a file of `file_len` bytes.
 pub(super) fn parse_header(text: &[u8], file_len: u64) -> Result<Header, InputError> {
-    let raw: RawHeader = serde_json::from_slice(text)
-        .map_err(|error| InputError::header("a safetensors header in JSON", error.to_string()))?;
+    let raw: RawHeader = serde_json::from_slice(text).map_err(|error| {
+        InputError::header("a safetensors header in JSON", printable(&error.to_string(), JSON_ERROR_LIMIT))
+    })?;
     let body_start = LENGTH_BYTES + text.len();
     let body_len = file_len.saturating_sub(body_start as u64);
     for (name, info) in &raw.tensors {
@@ -72,7 +73,7 @@ struct RawHeader {
 fn check_range(name: &str, info: &TensorInfo, body_len: u64) -> Result<(), InputError> {
     let (begin, end) = info.data_offsets;
     let range = format!("bytes {begin}..{end}");
-    let refuse = |want: String| Err(InputError::tensor(&quoted_name(name), want, range.clone()));
+    let refuse = |want: String| Err(InputError::tensor(&printable(name, QUOTED_LIMIT), want, range.clone()));
     if end as u64 > body_len {
         return refuse(format!("data within the {body_len} bytes of the file's body"));
     }
@@ -99,7 +100,7 @@ fn check_cover(tensors: &BTreeMap<String, TensorInfo>, body_len: u64) -> Result<
     ordered.sort_by_key(|(_, info)| info.data_offsets);
     let layout = Layout::new(None::<HashMap<String, String>>, ordered).map_err(|error| match error {
         SafeTensorError::InvalidOffset(name) => InputError::tensor(
-            &quoted_name(&name),
+            &printable(&name, QUOTED_LIMIT),
             "data that begin where the tensor before them ends",
             offsets_of(tensors.get(&name)),
         ),
@@ -119,7 +120,5 @@ fn offsets_of(info: Option<&TensorInfo>) -> String {
     info.map_or_else(String::new, |info| format!("bytes {}..{}", info.data_offsets.0, info.data_offsets.1))
 }
 
-/// A tensor name fit for a message; the quotes around it come with the message.
-fn quoted_name(name: &str) -> String {
-    quoted(name).trim_matches('"').to_owned()
-}
+/// Room for a complaint of the JSON parser about a name, with its line and column.
+const JSON_ERROR_LIMIT: usize = 200;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use safetensors::tensor::TensorInfo;
 
-use super::error::{InputError, quoted, shape_text};
+use super::error::{InputError, QUOTED_LIMIT, printable, shape_text};
 use super::header::{Header, LENGTH_BYTES, header_length, parse_header};
 use super::tensor::{ElementType, Tensor};
 
@@ -111,7 +111,7 @@ impl Source {
         unused
             .map(|(name, info)| {
                 let dtype = info.dtype.to_string().to_lowercase();
-                format!("{} {} {dtype}", quoted(name).trim_matches('"'), shape_text(&info.shape))
+                format!("{} {} {dtype}", printable(name, QUOTED_LIMIT), shape_text(&info.shape))
             })
             .collect()
     }

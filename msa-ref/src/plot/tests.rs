@@ -40,10 +40,15 @@ fn drawn(name: &str, queries: &[i32], heads: usize, blocks: usize) -> (tempfile:
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     draw(&map, &path).unwrap();
-    if let Some(keep) = std::env::var_os("MSA_KEEP_PLOTS") {
-        std::fs::copy(&path, Path::new(&keep).join(name)).unwrap();
-    }
+    keep(&path);
     (folder, path)
+}
+
+/// Copies a picture to the folder named by `MSA_KEEP_PLOTS`, for somebody to look at.
+fn keep(path: &Path) {
+    if let Some(folder) = std::env::var_os("MSA_KEEP_PLOTS") {
+        std::fs::copy(path, Path::new(&folder).join(path.file_name().unwrap())).unwrap();
+    }
 }
 
 /// Width and height out of a PNG's first chunk.
@@ -75,6 +80,31 @@ fn a_small_map_names_its_parts() {
     }
     assert!(text.contains("#E67814"), "the own block has its colour");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[test]
+fn the_selection_of_a_golden_file_is_drawn() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/m3_prefill_small.safetensors");
+    let file = crate::input::read_input(&file).unwrap();
+    let prefill = file.prefill.unwrap();
+    let lists = prefill.expected.block_indices.unwrap().to_i32().unwrap();
+    let map = SelectionMap {
+        title: "<m3> & \u{1b}[2J",
+        queries: &prefill.positions,
+        heads: file.metadata.num_index_heads,
+        blocks: 12,
+        block_size: file.metadata.block_size,
+        lists: &lists,
+    };
+    for name in ["golden.svg", "golden.png"] {
+        let folder = tempfile::tempdir().unwrap();
+        draw(&map, &folder.path().join(name)).unwrap();
+        keep(&folder.path().join(name));
+        if name.ends_with("svg") {
+            let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
+            assert!(text.contains("&lt;m3&gt; &amp; [2J") && !text.contains('\u{1b}'));
+        }
+    }
 }
 
 #[test]

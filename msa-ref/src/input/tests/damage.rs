@@ -328,6 +328,9 @@ fn headers_that_are_not_in_the_safetensors_layout() {
         let refusal = parse_input(&raw(&text, 4), no_companion).unwrap_err().to_string();
         assert!(refusal.starts_with("header: want a safetensors header in JSON, got "), "{refusal}");
     }
+    let shouting = format!("{{{}}}", entry("k", &"\\u001b[2J".repeat(1000), "[4]", "[0,4]"));
+    let refusal = parse_input(&raw(&shouting, 4), no_companion).unwrap_err().to_string();
+    assert!(refusal.len() < 400 + 200 * "u{1b}".len() && !refusal.contains('\u{1b}'), "{refusal}");
     let not_utf8 = [&4u64.to_le_bytes()[..], &[b'{', 0xff, 0xff, b'}']].concat();
     assert!(parse_input(&not_utf8, no_companion).is_err());
 }
