@@ -56,7 +56,8 @@ pub enum PlotError {
 }
 
 /// Draws the map to `path`, as SVG or PNG by its extension. The picture is at most 1200 x 800 pixels; where a map is
-/// larger, a pixel's shade is the share of its (query, block) pairs that are selected.
+/// larger, a pixel's shade shows the share of its (query, block) pairs that are selected, in eight steps on a square-root
+/// scale.
 ///
 /// # Errors
 /// [`PlotError`]; whatever stood at `path` is then still there.

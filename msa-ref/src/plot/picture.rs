@@ -169,7 +169,7 @@ fn paint_legend<B: DrawingBackend>(
         swatch(area, cell, left + 14 * i32::from(shade - first), top)?;
     }
     let right = left + 14 * i32::from(SHADES - first) + 22;
-    let meaning = if coarse { SHADE_MEANING } else { "other selected block" };
+    let meaning = if coarse { SHADE_MEANING } else { "other block" };
     write(area, meaning, (right, top + 7), TEXT_SIZE, (HPos::Left, VPos::Center))
 }
 
@@ -248,8 +248,8 @@ const FONT_FAMILY: &str = "DejaVu Sans, sans-serif";
 static FONT: LazyLock<bool> =
     LazyLock::new(|| register_font(FONT_FAMILY, FontStyle::Normal, dejavu::sans::regular()).is_ok());
 
-/// The upper ends of the shades, `(shade / SHADES)^2`.
-const SHADE_MEANING: &str = "other selected block; share of the pairs up to 2, 6, 14, 25, 39, 56, 77, 100 %";
+/// The upper ends of the faintest and the darkest shade, `(shade / SHADES)^2`; it fits the narrowest picture.
+const SHADE_MEANING: &str = "other block, 2 ... 100 % of pairs";
 
 const OTHER: RGBColor = RGBColor(31, 90, 166);
 const OWN: RGBColor = RGBColor(230, 120, 20);
