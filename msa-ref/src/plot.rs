@@ -128,6 +128,9 @@ impl SelectionMap<'_> {
                 return refuse(field, "at least 1".to_owned(), "0".to_owned());
             }
         }
+        if self.blocks > MOST_BLOCKS {
+            return refuse("blocks", format!("at most {MOST_BLOCKS}"), self.blocks.to_string());
+        }
         let lists = self.queries.len().checked_mul(self.heads);
         if lists.is_none_or(|lists| self.lists.is_empty() || !self.lists.len().is_multiple_of(lists)) {
             let want = format!("a multiple of {} x {} ids", self.queries.len(), self.heads);
@@ -143,6 +146,9 @@ impl SelectionMap<'_> {
         Ok(())
     }
 }
+
+/// Block ids are i32; the products of a block and a pixel then fit 64 bits.
+const MOST_BLOCKS: usize = 1 << 31;
 
 #[cfg(test)]
 mod tests;

@@ -56,6 +56,11 @@ pub(super) fn share(part: usize, parts: usize, whole: usize) -> Range<usize> {
     part * whole / parts..(part + 1) * whole / parts
 }
 
+/// The part whose [`share`] holds `at`: the last one that begins at or before it.
+fn part_of(at: usize, parts: usize, whole: usize) -> usize {
+    ((at + 1) * parts).saturating_sub(1) / whole.max(1)
+}
+
 /// Own and other selected blocks in each column, over some queries.
 fn count_row(
     map: &SelectionMap<'_>,
@@ -67,9 +72,7 @@ fn count_row(
     for query in queries {
         let own = map.own(query);
         for block in map.list(query, head).iter().filter_map(|id| usize::try_from(*id).ok()) {
-            // The inverse of share: the last column that begins at or before the block.
-            let column = ((block + 1) * columns - 1) / map.blocks.max(1);
-            if let Some((owns, others)) = counts.get_mut(column) {
+            if let Some((owns, others)) = counts.get_mut(part_of(block, columns, map.blocks)) {
                 *(if block == own { owns } else { others }) += 1;
             }
         }
@@ -95,7 +98,7 @@ mod tests {
                     let range = share(part, parts, whole);
                     assert!(!range.is_empty());
                     for at in range {
-                        assert_eq!(((at + 1) * parts - 1) / whole, part, "{at} of {whole} in {parts}");
+                        assert_eq!(part_of(at, parts, whole), part, "{at} of {whole} in {parts}");
                     }
                 }
                 assert_eq!(share(parts - 1, parts, whole).end, whole);

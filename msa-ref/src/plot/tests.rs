@@ -148,6 +148,10 @@ fn a_map_that_contradicts_itself_is_refused() {
         (SelectionMap { blocks: 1, ..good }, "lists: want ids from -1 to 0, got 1"),
         (SelectionMap { lists: &[0, -2, 0, 1], ..good }, "lists: want ids from -1 to 1, got -2"),
         (SelectionMap { queries: &[0, -5], ..good }, "queries: want positions from 0, got -5"),
+        (
+            SelectionMap { blocks: usize::MAX, ..good },
+            &format!("blocks: want at most 2147483648, got {}", usize::MAX),
+        ),
         (SelectionMap { block_size: 0, ..good }, "block_size: want at least 1, got 0"),
     ];
     let folder = tempfile::tempdir().unwrap();
