@@ -1,4 +1,8 @@
 //! CPU reference of MiniMax Sparse Attention.
 
+pub mod atomic_file;
+pub mod input;
+pub mod output;
+pub mod plot;
 pub mod sim;
 pub mod spec;
