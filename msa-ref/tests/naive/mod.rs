@@ -1,7 +1,6 @@
-//! A third, naive implementation of the fused dot-add for tests: arbitrary alignment in 512-bit style exact integers is
-//! not needed, since every term is a multiple of 2^-300 and below 2^300: terms are kept as (sign, mantissa, exponent)
-//! and truncated one by one with u128 arithmetic. Written from the published algorithm, sharing no code with the crate,
-//! and able to be wrong on purpose.
+//! A third, naive implementation of the fused dot-add, for tests only: terms as (sign, u128 mantissa, exponent of its
+//! unit), truncated one by one. Written from the published algorithm, sharing no code with the crate, and able to be
+//! wrong on purpose.
 #![allow(dead_code)]
 
 use msa_ref::arith::instruction::Behaviour;
@@ -9,7 +8,7 @@ use msa_ref::arith::{DotInstruction, DotModel, Operand};
 
 /// Whether a zero product takes part in the search for the largest exponent.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum ZeroProducts {
+pub(crate) enum ZeroProducts {
     /// What the hardware does.
     Ignored,
     /// What it does not do.
@@ -17,7 +16,7 @@ pub enum ZeroProducts {
 }
 
 /// The fused model of one instruction.
-pub struct NaiveModel {
+pub(crate) struct NaiveModel {
     operand: Operand,
     model: DotModel,
     zero_products: ZeroProducts,
@@ -33,14 +32,15 @@ enum Number {
 
 impl NaiveModel {
     /// The model of an instruction with one fused sum per step.
-    pub fn of(instruction: DotInstruction, zero_products: ZeroProducts) -> NaiveModel {
+    pub(crate) fn of(instruction: DotInstruction, zero_products: ZeroProducts) -> NaiveModel {
         let Behaviour::Fused(model) = instruction.behaviour() else { panic!("{instruction} is not one sum") };
         NaiveModel { operand: instruction.operand(), model, zero_products }
     }
 
     /// One step.
-    pub fn dot_add(&self, a: &[u16], b: &[u16], c: u32) -> u32 {
-        let mut terms: Vec<Number> = a.iter().zip(b).map(|(&a, &b)| multiply(self.decode(a), self.decode(b))).collect();
+    pub(crate) fn dot_add(&self, a: &[u16], b: &[u16], c: u32) -> u32 {
+        let mut terms: Vec<Number> =
+            a.iter().zip(b).map(|(&a, &b)| multiply(self.decode(a), self.decode(b))).collect();
         terms.push(decode(c, 23, 8, 127, true));
         if let Some(special) = special(&terms) {
             return special;
@@ -58,7 +58,9 @@ impl NaiveModel {
         let lsb = top - self.model.fraction_bits as i32;
         let sum = finite.fold(0i128, |sum, (_, sign, mantissa, unit, _)| {
             let shift = unit - lsb;
-            let aligned = if shift >= 0 {
+            let aligned = if mantissa == 0 {
+                0
+            } else if shift >= 0 {
                 mantissa << shift
             } else if shift > -128 {
                 mantissa >> -shift
@@ -117,11 +119,15 @@ fn multiply(a: Number, b: Number) -> Number {
     match (a, b) {
         (Number::Nan, _) | (_, Number::Nan) => Number::Nan,
         (Number::Infinite(p), Number::Infinite(q)) => Number::Infinite(p != q),
-        (Number::Infinite(_), Number::Finite(_, 0, ..)) | (Number::Finite(_, 0, ..), Number::Infinite(_)) => Number::Nan,
+        (Number::Infinite(_), Number::Finite(_, 0, ..)) | (Number::Finite(_, 0, ..), Number::Infinite(_)) => {
+            Number::Nan
+        }
         (Number::Infinite(p), Number::Finite(q, ..)) | (Number::Finite(p, ..), Number::Infinite(q)) => {
             Number::Infinite(p != q)
         }
-        (Number::Finite(p, m, u, e), Number::Finite(q, n, v, f)) => Number::Finite(p != q, m * n, u + v, e + f),
+        (Number::Finite(p, m, u, e), Number::Finite(q, n, v, f)) => {
+            Number::Finite(p != q, m * n, u + v, e + f)
+        }
     }
 }
 
