@@ -1,6 +1,7 @@
 //! Tasks of the msa workspace: `cargo xtask <command>`. One file per command.
 
 mod ci;
+mod cuda;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,29 @@ enum Command {
     Ci,
     /// Check the house rules that no compiler knows
     Tidy,
+    /// Find or install a vendor's compiler
+    Toolchain {
+        /// Which vendor's
+        vendor: Vendor,
+    },
+    /// Compile the kernels of a vendor
+    Plugin {
+        /// Which vendor's
+        vendor: Vendor,
+    },
+    /// Compare instruction counts, registers and spills of the built kernels with the committed ones
+    Census {
+        /// Commit the new numbers
+        #[arg(long)]
+        accept: bool,
+    },
+}
+
+/// Vendors with kernels that are compiled here.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Vendor {
+    /// NVIDIA
+    Cuda,
 }
 
 fn main() -> ExitCode {
@@ -29,6 +53,9 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Ci => ci::run(&root),
         Command::Tidy => tidy::run(&root),
+        Command::Toolchain { vendor: Vendor::Cuda } => cuda::set_up(&root),
+        Command::Plugin { vendor: Vendor::Cuda } => cuda::plugin(&root),
+        Command::Census { accept } => cuda::check_census(&root, accept),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
