@@ -100,7 +100,8 @@ fn codes(operand: Operand, count: usize) -> Vec<u16> {
     let spread = 4 << operand.fraction_bits();
     let code = |i: u32| {
         let random = i.wrapping_mul(0x9e37_79b9) >> 11;
-        one - spread / 2 + (random % u32::from(spread)) as u16 | if random >> 20 & 1 == 1 { sign } else { 0 }
+        let magnitude = one - spread / 2 + (random % u32::from(spread)) as u16;
+        if random >> 20 & 1 == 1 { magnitude | sign } else { magnitude }
     };
     (0..count as u32).map(code).collect()
 }

@@ -140,17 +140,19 @@ pub(crate) fn ex2_pass(x: &[u32], out: &mut [u32]) {
     for (x, out) in x.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
         let mut lanes = [0; BLOCK];
         lanes[..x.len()].copy_from_slice(x);
+        let (mut fields, mut fractions) = ([0; BLOCK], [0; BLOCK]);
+        for i in 0..BLOCK {
+            (fields[i], fractions[i]) = split_lane(lanes[i]);
+        }
         let mut rows = [[0; BLOCK]; 3];
-        let split = lanes.map(split_lane);
-        for (i, &(_, fraction)) in split.iter().enumerate() {
+        for (i, &fraction) in fractions.iter().enumerate() {
             let row = &EX2[(fraction >> 17) as usize & 63];
             (rows[0][i], rows[1][i], rows[2][i]) = (row[0] as u32, row[1] as u32, row[2] as u32);
         }
         let mut results = [0; BLOCK];
         for i in 0..BLOCK {
-            let (field, fraction) = split[i];
-            let significand = ex2_significand_32([rows[0][i], rows[1][i], rows[2][i]], fraction);
-            results[i] = join_lane(lanes[i], field, significand);
+            let significand = ex2_significand_32([rows[0][i], rows[1][i], rows[2][i]], fractions[i]);
+            results[i] = join_lane(lanes[i], fields[i], significand);
         }
         out.copy_from_slice(&results[..out.len()]);
     }

@@ -1,5 +1,8 @@
 //! A fused model over a tile of outputs: which kernel runs it, and the scalar path that every kernel falls back to.
 
+// Used by the x86-64 kernels only.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
 use std::ops::Range;
 
 use super::SimdLevel;
@@ -19,11 +22,8 @@ pub(crate) struct Panel {
 
 enum Kernel {
     Scalar,
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx2(Columns<8>),
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx512(Columns<16>),
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx512Fp8(PairColumns),
 }
 
