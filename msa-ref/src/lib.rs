@@ -1,3 +1,4 @@
 //! CPU reference of MiniMax Sparse Attention.
 
+pub mod sim;
 pub mod spec;
