@@ -75,6 +75,9 @@ impl HostKernel for AppendKernel {
 /// plan has no append, or `args` did not pass its contract.
 pub(crate) fn run(plan: &Plan, memory: &mut HostMemory<'_>, args: &Args, extents: Extents) -> Result<Status> {
     let op = append_of(&plan.op)?;
+    if extents.rows == 0 {
+        return Ok(Status::default());
+    }
     let builder = RowBuilder::new(op, memory, args)?;
     let writer = Writer::new(op, args)?;
     let (places, mut status) = place_rows(op, memory, args, extents.rows)?;
