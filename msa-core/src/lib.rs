@@ -13,6 +13,7 @@ pub mod lengths;
 pub mod op;
 pub mod plan;
 pub mod registry;
+pub mod rope;
 pub mod tensor;
 pub mod text;
 pub mod variant;
