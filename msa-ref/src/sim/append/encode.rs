@@ -3,7 +3,7 @@
 use half::bf16;
 use msa_core::cache::{CacheFormat, NVFP4_GROUP};
 use msa_core::error::{Error, Result};
-use msa_core::format::round::{bf16_from_f32_rne, f16_from_f32_rne, round_bf16};
+use msa_core::format::round::{bf16_from_f32_rne, f16_from_f32_rne, f32_from_bf16, round_bf16};
 use msa_core::format::{CANONICAL_NAN_F32, E4m3, E4m3Fnuz, Nvfp4Quantiser};
 use msa_core::op::Quantiser;
 use msa_core::tensor::DType;
@@ -11,11 +11,11 @@ use msa_core::tensor::DType;
 /// Appends the values of a query head in `dtype` to `bytes`.
 pub(super) fn encode_query(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) -> Result<()> {
     match dtype {
-        DType::Bf16 => bytes.extend(values.iter().flat_map(|&x| bf16_from_f32_rne(x).to_le_bytes())),
-        DType::F16 => bytes.extend(values.iter().flat_map(|&x| f16_from_f32_rne(x).to_le_bytes())),
-        DType::F32 => bytes.extend(values.iter().flat_map(|&x| canonical(x).to_le_bytes())),
-        DType::E4m3 => bytes.extend(values.iter().map(|&x| e4m3(round_bf16(x)))),
-        DType::E4m3Fnuz => bytes.extend(values.iter().map(|&x| e4m3fnuz(round_bf16(x)))),
+        DType::Bf16 => append_each(bytes, values, |x| bf16_from_f32_rne(x).to_le_bytes()),
+        DType::F16 => append_each(bytes, values, |x| f16_from_f32_rne(x).to_le_bytes()),
+        DType::F32 => append_each(bytes, values, |x| canonical(x).to_le_bytes()),
+        DType::E4m3 => append_each(bytes, values, |x| [e4m3(round_bf16(x))]),
+        DType::E4m3Fnuz => append_each(bytes, values, |x| [e4m3fnuz(round_bf16(x))]),
         other => return Err(Error::invalid("append.query", "bf16, f16, e4m3, e4m3fnuz or f32", other)),
     }
     Ok(())
@@ -24,7 +24,7 @@ pub(super) fn encode_query(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) ->
 /// Decodes bf16 bytes, replacing what `values` held.
 pub(super) fn decode_bf16(bytes: &[u8], values: &mut Vec<f32>) {
     values.clear();
-    values.extend(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()));
+    values.extend(bytes.as_chunks().0.iter().map(|&b| f32_from_bf16(bf16::from_le_bytes(b))));
 }
 
 /// How the rows of one cache tensor are stored.
@@ -56,10 +56,10 @@ impl CacheCode {
         }
         match self.format {
             CacheFormat::Bf16 => {
-                row.data.extend(values.iter().flat_map(|&x| bf16_from_f32_rne(x).to_le_bytes()));
+                append_each(&mut row.data, values, |x| bf16_from_f32_rne(x).to_le_bytes());
             }
-            CacheFormat::E4m3 => row.data.extend(values.iter().map(|&x| e4m3(x))),
-            CacheFormat::E4m3Fnuz => row.data.extend(values.iter().map(|&x| e4m3fnuz(x))),
+            CacheFormat::E4m3 => append_each(&mut row.data, values, |x| [e4m3(x)]),
+            CacheFormat::E4m3Fnuz => append_each(&mut row.data, values, |x| [e4m3fnuz(x)]),
             CacheFormat::Nvfp4 => self.quantise(values, row),
         }
     }
@@ -82,6 +82,14 @@ impl CacheCode {
     fn quantiser_scales(&self) -> bool {
         self.format == CacheFormat::Nvfp4 && self.quantiser == Quantiser::Reciprocal
     }
+}
+
+/// Grows `bytes` once, so that the loop over the values is one that vectorises.
+fn append_each<const N: usize>(bytes: &mut Vec<u8>, values: &[f32], code: impl Fn(f32) -> [u8; N]) {
+    let start = bytes.len();
+    bytes.resize(start + N * values.len(), 0);
+    let (elements, _) = bytes[start..].as_chunks_mut::<N>();
+    elements.iter_mut().zip(values).for_each(|(element, &x)| *element = code(x));
 }
 
 fn e4m3(x: f32) -> u8 {

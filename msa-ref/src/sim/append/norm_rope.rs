@@ -125,13 +125,17 @@ fn squares(row: &[f32], add: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
 /// bits, all above 2^-149, that f32 holds exactly or that overflows as the sum would. Spares processors whose FMA is
 /// not in the build's baseline a function call for each channel.
 fn squares_are_exact(row: &[f32]) -> bool {
-    row.iter().all(|x| x.to_bits() & 0xffff == 0 && (x.abs() >= SMALLEST_EXACT || *x == 0.0 || x.is_nan()))
+    // Without an early exit, so that it vectorises.
+    row.iter().fold(true, |exact, &x| {
+        let magnitude = x.abs().to_bits();
+        exact & (magnitude & 0xffff == 0) & ((magnitude >= SMALLEST_EXACT) | (magnitude == 0))
+    })
 }
 
 const LANES: usize = 16;
 
-/// 2^-60.
-const SMALLEST_EXACT: f32 = f32::from_bits((127 - 60) << 23);
+/// The bits of 2^-60.
+const SMALLEST_EXACT: u32 = (127 - 60) << 23;
 
 #[cfg(test)]
 mod tests {
