@@ -2,4 +2,9 @@
 
 pub mod append;
 pub mod batch;
+pub mod candidates;
+pub mod merge;
 pub mod paged;
+pub mod select;
+#[cfg(test)]
+mod test_device;
