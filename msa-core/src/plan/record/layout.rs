@@ -2,20 +2,20 @@ use crate::op::{Attention, Op};
 use crate::plan::workspace::product;
 use crate::plan::{Plan, prefill};
 
-/// Words of the header.
-pub const HEADER_BYTES: u64 = 64;
+/// Bytes of the header.
+pub(super) const HEADER_BYTES: u64 = 64;
 /// Bytes of a [`super::SegmentChoice`].
-pub const CHOICE_BYTES: u64 = 32;
+pub(super) const CHOICE_BYTES: u64 = 32;
 /// Bytes of a [`super::UnionTile`].
-pub const TILE_BYTES: u64 = 32;
+pub(super) const TILE_BYTES: u64 = 32;
 /// Bytes of a [`super::UnionEntry`].
-pub const ENTRY_BYTES: u64 = 8;
+pub(super) const ENTRY_BYTES: u64 = 8;
 /// Bytes of a [`super::Chunk`].
-pub const CHUNK_BYTES: u64 = 24;
+pub(super) const CHUNK_BYTES: u64 = 24;
 /// Bytes of a [`super::Gathered`].
-pub const GATHERED_BYTES: u64 = 8;
+pub(super) const GATHERED_BYTES: u64 = 8;
 /// Bytes of the slot mask of a (row, list).
-pub const MASK_BYTES: u64 = 8;
+pub(super) const MASK_BYTES: u64 = 8;
 
 /// Capacities of a record, from the plan alone; every section starts at a fixed offset of the region `record`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
