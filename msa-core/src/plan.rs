@@ -105,7 +105,8 @@ fn choose_variant<'a>(
     }
     let most = |v: &Variant| v.max_query_len.map_or_else(|| "any number of".to_owned(), |n| n.to_string());
     let refused = |v: &Variant| format!("{}: takes at most {} query rows a request", v.name, most(v));
-    let mut others = variants.iter().filter(|v| asked.is_none() && v.op == op.kind() && v.refusals(op).is_empty());
+    let mut others =
+        variants.iter().filter(|v| asked.is_none() && v.op == op.kind() && v.refusals(op).is_empty());
     others.find(|v| !short(v)).ok_or_else(|| Error::Unsupported {
         op: op.name(),
         backend: backend.to_owned(),

@@ -15,7 +15,12 @@ pub(super) fn check(op: &Op, options: &PlanOptions) -> Result<()> {
     require((1..=most).contains(&world), "options.world", format!("1 to {most}"), world)?;
     require(rank < world, "options.rank", format!("below world = {world}"), rank)?;
     let Op::IndexScore(index) = op else {
-        return require(world == 1, "options.world", format!("1: {} is not divided over ranks", op.name()), world);
+        return require(
+            world == 1,
+            "options.world",
+            format!("1: {} is not divided over ranks", op.name()),
+            world,
+        );
     };
     let (page, block) = (index.geometry.page, index.geometry.block);
     let want = format!("block = {block} where pages are divided over ranks");

@@ -1,6 +1,7 @@
 use super::given::Given;
 use super::{
-    BlockPart, ContextParallel, PlanOptions, PrefillPlan, RowWindow, ScheduleChoice, SlotPart, WorkspaceRegion,
+    BlockPart, ContextParallel, PlanOptions, PrefillPlan, RowWindow, ScheduleChoice, SlotPart,
+    WorkspaceRegion,
 };
 use super::{append, context_parallel, decode, index, merge, prefill, select, step};
 use crate::error::{Result, require};

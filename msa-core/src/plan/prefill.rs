@@ -59,14 +59,21 @@ pub(super) fn is_batch_invariant(given: &Given) -> bool {
 pub(super) fn attended(op: &Attention, given: &Given, reserved: u128) -> Result<Attended> {
     let asked = given.options.schedule;
     let hybrid = asked == ScheduleChoice::Hybrid && given.options.batch_invariant;
-    require(!hybrid, "options.schedule", "auto, union or kv_outer where batch_invariant is asked for", asked)?;
+    require(
+        !hybrid,
+        "options.schedule",
+        "auto, union or kv_outer where batch_invariant is asked for",
+        asked,
+    )?;
     let segments = segments(given)?;
     let pinned = asked == ScheduleChoice::Auto && given.options.batch_invariant;
     let first = if pinned { ScheduleChoice::Union } else { asked };
     let room = u128::from(given.options.cap()).saturating_sub(reserved);
     let sizing = Sizing { op, given, segments: &segments };
     let fitted = match sizing.fit(first, room) {
-        None if asked == ScheduleChoice::Auto => Some((ScheduleChoice::Union, sizing.fit(ScheduleChoice::Union, room))),
+        None if asked == ScheduleChoice::Auto => {
+            Some((ScheduleChoice::Union, sizing.fit(ScheduleChoice::Union, room)))
+        }
         found => Some((first, found)),
     };
     let (schedule, windows) = match fitted {
@@ -137,7 +144,8 @@ impl Sizing<'_> {
     /// The longest windows that fit `room` bytes, `None` if single segments do not.
     fn fit(&self, schedule: ScheduleChoice, room: u128) -> Option<Vec<SegmentWindow>> {
         let longest = self.given.lengths.max_query_len().min(SEGMENT_TOKENS).into();
-        let windows = |rows| Some(self.pack(rows)).filter(|w| self.bytes(schedule, w).is_some_and(|b| b <= room));
+        let windows =
+            |rows| Some(self.pack(rows)).filter(|w| self.bytes(schedule, w).is_some_and(|b| b <= room));
         let mut best = windows(longest)?;
         let (mut fits, mut above) = (longest, self.given.rows().max(longest) + 1);
         while above - fits > 1 {
@@ -210,7 +218,9 @@ impl Sizing<'_> {
                 Err(error) => error,
                 Ok(()) => Error::Plan("prefill: windows that fit were not found".to_owned()),
             },
-            None => Error::invalid("lengths.query_len", "selected blocks of a segment that 32 bits count", "more"),
+            None => {
+                Error::invalid("lengths.query_len", "selected blocks of a segment that 32 bits count", "more")
+            }
         }
     }
 }
@@ -220,7 +230,11 @@ fn most_rows(windows: &[SegmentWindow]) -> u64 {
 }
 
 /// What bounds the record of the largest of `windows`.
-pub(super) fn record_extents(op: &Attention, prefill: &PrefillPlan, windows: &[SegmentWindow]) -> RecordExtents {
+pub(super) fn record_extents(
+    op: &Attention,
+    prefill: &PrefillPlan,
+    windows: &[SegmentWindow],
+) -> RecordExtents {
     let segments = windows.iter().map(|w| u64::from(w.segment_end.saturating_sub(w.segment_begin))).max();
     RecordExtents {
         rows: most_rows(windows),

@@ -28,7 +28,8 @@ pub(super) fn derive(op: &Step, given: &Given) -> Result<Derived> {
     let same = ours == theirs;
     require(same, "step.select.grouping", format!("{theirs}, as step.attention"), ours)?;
     let derived = if op.prefill {
-        derive_prefill(op, given, Generosity::Shares).or_else(|_| derive_prefill(op, given, Generosity::Least))
+        derive_prefill(op, given, Generosity::Shares)
+            .or_else(|_| derive_prefill(op, given, Generosity::Least))
     } else {
         derive_decode(op, given)
     }?;
@@ -70,7 +71,8 @@ fn derive_prefill(op: &Step, given: &Given, generosity: Generosity) -> Result<De
         Generosity::Least => least,
     };
     let attended = prefill::attended(&op.attention, given, reserved)?;
-    let mut needs: Vec<_> = attended.needs.iter().map(|n| Need::fixed(n.name, n.bytes(attended.rows))).collect();
+    let mut needs: Vec<_> =
+        attended.needs.iter().map(|n| Need::fixed(n.name, n.bytes(attended.rows))).collect();
     needs.extend(winners);
     let (scores, rows) = sized_scores(op, given, &scores, &needs)?;
     needs.extend(scores);
@@ -100,7 +102,8 @@ fn sized_scores(op: &Step, given: &Given, actual: &[Need], others: &[Need]) -> R
         Err(_) => (actual.to_vec(), all(actual).window_rows(given.rows(), cap)?),
     };
     let sized: Vec<_> = source.iter().map(|n| Need::fixed(n.name, n.bytes(rows))).collect();
-    let held = sized.iter().zip(actual).filter(|(_, a)| a.per_row > 0).map(|(s, a)| s.fixed / a.per_row).min();
+    let held =
+        sized.iter().zip(actual).filter(|(_, a)| a.per_row > 0).map(|(s, a)| s.fixed / a.per_row).min();
     let held = held.map_or(given.rows(), |rows| u64::try_from(rows).unwrap_or(u64::MAX));
     Ok((sized, held.min(given.rows()).max(1)))
 }

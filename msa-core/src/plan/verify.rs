@@ -59,7 +59,9 @@ impl Plan {
         let asked = self.options.arithmetic.as_ref().is_none_or(|a| *a == arithmetic.name);
         holds(asked, || format!("arithmetic {} is not the one asked for", arithmetic.name))?;
         let known = by_name(&arithmetic.name)?;
-        holds(known == *arithmetic, || format!("arithmetic differs from the one called {}", arithmetic.name))?;
+        holds(known == *arithmetic, || {
+            format!("arithmetic differs from the one called {}", arithmetic.name)
+        })?;
         let g = self.op.geometry();
         let partition = |what: &str, product: &Product, extent: u32| {
             holds(product.steps.partition(extent), || {
@@ -95,7 +97,9 @@ impl Plan {
             workspace: self.workspace.clone(),
             workspace_bytes: self.workspace_bytes,
         };
-        holds(own == wanted, || format!("the planner makes another plan: {}", first_difference(&own, &wanted)))
+        holds(own == wanted, || {
+            format!("the planner makes another plan: {}", first_difference(&own, &wanted))
+        })
     }
 }
 

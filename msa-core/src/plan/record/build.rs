@@ -14,8 +14,8 @@ impl ScheduleRecord {
     /// Errors: the plan has no such window; the batch is not one that the plan covers, or its arrays disagree; a list
     /// names a block twice.
     pub fn build(plan: &Plan, window: u32, batch: &BatchRows) -> Result<Self> {
-        let attention =
-            attention(&plan.op).ok_or_else(|| Error::invalid("plan.op", "an op with prefill", plan.op.name()))?;
+        let attention = attention(&plan.op)
+            .ok_or_else(|| Error::invalid("plan.op", "an op with prefill", plan.op.name()))?;
         check_batch(plan, attention, batch)?;
         let windows = &plan.prefill.windows;
         let want = format!("below {}", windows.len());
@@ -30,14 +30,24 @@ fn check_batch(plan: &Plan, attention: &Attention, batch: &BatchRows) -> Result<
     let requests = batch.query_offsets.len().saturating_sub(1);
     let most = plan.requests.len();
     require(requests <= most, "query_offsets", format!("at most {most} requests"), requests)?;
-    require(batch.kv_lengths.len() == requests, "kv_lengths", format!("{requests} entries"), batch.kv_lengths.len())?;
+    require(
+        batch.kv_lengths.len() == requests,
+        "kv_lengths",
+        format!("{requests} entries"),
+        batch.kv_lengths.len(),
+    )?;
     let first = batch.query_offsets.first().copied().unwrap_or(0);
     require(first == 0, "query_offsets[0]", 0, first)?;
     for (i, pair) in batch.query_offsets.windows(2).enumerate() {
         let &[begin, end] = pair else { continue };
         require(end >= begin, &format!("query_offsets[{}]", i + 1), format!("at least {begin}"), end)?;
         let bound = plan.requests.get(i).map_or(0, |r| r.query_len);
-        require(end - begin <= bound, &format!("query_offsets[{}]", i + 1), format!("at most {bound} rows"), end - begin)?;
+        require(
+            end - begin <= bound,
+            &format!("query_offsets[{}]", i + 1),
+            format!("at most {bound} rows"),
+            end - begin,
+        )?;
     }
     let rows = batch.query_offsets.last().copied().unwrap_or(0) as usize;
     require(batch.positions.len() >= rows, "positions", format!("{rows} entries"), batch.positions.len())?;
@@ -89,9 +99,15 @@ impl Builder<'_> {
         let pieces: Vec<_> = self.prefill.segments.iter().flat_map(|s| self.pieces(s, extent)).collect();
         let mut filled = pieces.iter().filter(|p| !p.rows.is_empty()).map(|p| &p.rows);
         let row_begin = filled.next().map_or(0, |r| r.start);
-        let row_end = pieces.iter().map(|p| p.rows.end).filter(|end| *end > row_begin).max().unwrap_or(row_begin);
-        let mut record =
-            ScheduleRecord { window, row_begin, rows: row_end - row_begin, lists: self.lists(), ..Default::default() };
+        let row_end =
+            pieces.iter().map(|p| p.rows.end).filter(|end| *end > row_begin).max().unwrap_or(row_begin);
+        let mut record = ScheduleRecord {
+            window,
+            row_begin,
+            rows: row_end - row_begin,
+            lists: self.lists(),
+            ..Default::default()
+        };
         if self.prefill.has_kv_outer() {
             record.slot_masks = vec![0; record.rows as usize * record.lists as usize];
         }
@@ -205,7 +221,8 @@ impl Builder<'_> {
     /// Union if `pairs / live quads >= cost_numerator / cost_denominator`, where the plan leaves the choice.
     fn choose(&self, pairs: u32, live_quads: u32) -> Schedule {
         let p = self.prefill;
-        let union = u64::from(pairs) * u64::from(p.cost_denominator) >= u64::from(live_quads) * u64::from(p.cost_numerator);
+        let union = u64::from(pairs) * u64::from(p.cost_denominator)
+            >= u64::from(live_quads) * u64::from(p.cost_numerator);
         match p.schedule {
             ScheduleChoice::Union => Schedule::Union,
             ScheduleChoice::KvOuter => Schedule::KvOuter,
@@ -226,7 +243,8 @@ impl Builder<'_> {
             let rows = tile_rows(piece, number(any.row) * tile, tile);
             let entry_begin = count(record.entries.len())?;
             for of_block in of_tile.chunk_by(|a, b| a.block == b.block) {
-                let mask = of_block.iter().fold(0, |mask: u32, p| mask | 1_u32.checked_shl(bit(p.row)).unwrap_or(0));
+                let mask =
+                    of_block.iter().fold(0, |mask: u32, p| mask | 1_u32.checked_shl(bit(p.row)).unwrap_or(0));
                 let block = of_block.first().map_or(0, |p| p.block);
                 record.entries.push(UnionEntry { block, rows: mask });
             }

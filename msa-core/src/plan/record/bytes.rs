@@ -22,9 +22,15 @@ impl ScheduleRecord {
     /// The bytes of the region `record`. Errors: more entries than the layout has room for.
     pub fn to_bytes(&self, layout: &RecordLayout) -> Result<Vec<u8>> {
         let at = layout.offsets();
-        let mut writer = Writer { bytes: vec![0; usize::try_from(at.end).map_err(|_| damaged("too large"))?] };
+        let mut writer =
+            Writer { bytes: vec![0; usize::try_from(at.end).map_err(|_| damaged("too large"))?] };
         writer.words(0, layout.choices, 1, std::iter::once(self.header()?))?;
-        writer.words(at.choices, layout.choices, self.choices.len(), self.choices.iter().map(SegmentChoice::words))?;
+        writer.words(
+            at.choices,
+            layout.choices,
+            self.choices.len(),
+            self.choices.iter().map(SegmentChoice::words),
+        )?;
         writer.words(at.tiles, layout.tiles, self.tiles.len(), self.tiles.iter().map(UnionTile::words))?;
         let entries = self.entries.iter().map(|e| [e.block, e.rows]);
         writer.words(at.entries, layout.entries, self.entries.len(), entries)?;
@@ -52,10 +58,24 @@ impl ScheduleRecord {
             rows: h[4],
             lists: h[5],
             choices: choices.into_iter().map(SegmentChoice::from_words).collect::<Result<_>>()?,
-            tiles: reader.words(at.tiles, layout.tiles, h[7])?.into_iter().map(UnionTile::from_words).collect(),
-            entries: map(reader.words(at.entries, layout.entries, h[8])?, |[block, rows]| UnionEntry { block, rows }),
-            chunks: reader.words(at.chunks, layout.chunks, h[9])?.into_iter().map(Chunk::from_words).collect(),
-            gathered: map(reader.words(at.gathered, layout.gathered, h[10])?, |[row, slot]| Gathered { row, slot }),
+            tiles: reader
+                .words(at.tiles, layout.tiles, h[7])?
+                .into_iter()
+                .map(UnionTile::from_words)
+                .collect(),
+            entries: map(reader.words(at.entries, layout.entries, h[8])?, |[block, rows]| UnionEntry {
+                block,
+                rows,
+            }),
+            chunks: reader
+                .words(at.chunks, layout.chunks, h[9])?
+                .into_iter()
+                .map(Chunk::from_words)
+                .collect(),
+            gathered: map(reader.words(at.gathered, layout.gathered, h[10])?, |[row, slot]| Gathered {
+                row,
+                slot,
+            }),
             slot_masks: map(masks, |[low, high]| u64::from(low) | u64::from(high) << 32),
         })
     }
@@ -83,7 +103,8 @@ impl SegmentChoice {
     fn from_words(words: [u32; 8]) -> Result<Self> {
         let [segment, list, request, row_begin, row_end, schedule, pairs, live_quads] = words;
         let known = [Schedule::Union, Schedule::KvOuter, Schedule::Hybrid];
-        let schedule = known.into_iter().find(|s| *s as u32 == schedule).ok_or_else(|| damaged("no such schedule"))?;
+        let schedule =
+            known.into_iter().find(|s| *s as u32 == schedule).ok_or_else(|| damaged("no such schedule"))?;
         Ok(Self { segment, list, request, row_begin, row_end, schedule, pairs, live_quads })
     }
 }

@@ -141,7 +141,7 @@ fn scattered(seed: u64, spread: u64) -> impl Fn(usize, usize, usize) -> i32 {
     move |row, list, place| {
         let mixed = (row as u64 * 31 + list as u64 * 7 + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let id = (mixed % spread + place as u64 * spread) as i32;
-        if (mixed + place as u64) % 9 == 0 { -1 } else { id }
+        if (mixed + place as u64).is_multiple_of(9) { -1 } else { id }
     }
 }
 
@@ -217,7 +217,8 @@ fn hot_blocks_are_divided_into_equal_chunks() {
 #[test]
 fn schedules_of_whole_segments_do_not_depend_on_the_batch() {
     let (query, kv) = ([6144], [12_288]);
-    let alone = Batch::new(&query, &kv, scattered(9, 40)).records(&planned(&query, &kv, ScheduleChoice::Auto));
+    let alone =
+        Batch::new(&query, &kv, scattered(9, 40)).records(&planned(&query, &kv, ScheduleChoice::Auto));
     let ids = scattered(9, 40);
     let other = move |row: usize, list, place| if row < 70 { -1 } else { ids(row - 70, list, place) };
     let (query, kv) = ([70, 6144], [500, 12_288]);
@@ -240,7 +241,9 @@ fn bad_batches_are_refused_by_field() {
     assert_eq!(refused(&long), "query_offsets[1]: want at most 4 rows, got 5");
     let good = || quad([1, 2, 3, 4]);
     assert!(refused(&Batch { positions: vec![0; 3], ..good() }).starts_with("positions: want 4 entries"));
-    assert!(refused(&Batch { selection: vec![0; 3], ..good() }).starts_with("block_indices: want 64 entries"));
+    assert!(
+        refused(&Batch { selection: vec![0; 3], ..good() }).starts_with("block_indices: want 64 entries")
+    );
     assert!(refused(&Batch { kv: vec![], ..good() }).starts_with("kv_lengths: want 1 entries"));
     assert!(refused(&Batch { offsets: vec![1, 4], ..good() }).starts_with("query_offsets[0]"));
     let window = ScheduleRecord::build(&plan, 1, &good().rows()).unwrap_err().to_string();

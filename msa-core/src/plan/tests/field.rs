@@ -45,7 +45,8 @@ fn p02_every_chunk_of_a_long_prompt_asks_for_the_same_workspace() {
 #[test]
 fn h01_a_plan_says_that_it_does_not_hold_for_longer_lengths() {
     for op in every_op() {
-        let plan = planned(&op, &lengths(&[1; 4], &[256; 4]), &DeviceTraits::h200(), &Default::default()).unwrap();
+        let plan =
+            planned(&op, &lengths(&[1; 4], &[256; 4]), &DeviceTraits::h200(), &Default::default()).unwrap();
         for (kv, holds) in [(256, true), (1, true), (0, true), (257, false), (8192, false)] {
             assert_eq!(plan.covers(&lengths(&[1; 4], &[kv; 4])), holds, "{} {kv}", op.name());
         }
@@ -55,7 +56,8 @@ fn h01_a_plan_says_that_it_does_not_hold_for_longer_lengths() {
 
 #[test]
 fn b09_empty_batches_and_empty_contexts_plan() {
-    let batches = [lengths(&[], &[]), lengths(&[1; 4], &[0; 4]), lengths(&[8; 4], &[0; 4]), lengths(&[0], &[700])];
+    let batches =
+        [lengths(&[], &[]), lengths(&[1; 4], &[0; 4]), lengths(&[8; 4], &[0; 4]), lengths(&[0], &[700])];
     for traits in both_devices() {
         for op in every_op() {
             for all in &batches {
@@ -70,7 +72,8 @@ fn b09_empty_batches_and_empty_contexts_plan() {
 #[test]
 fn g02_ragged_query_lengths_share_one_decode_plan() {
     let all = lengths(&[4, 2, 4, 1, 3], &[4000, 2000, 100, 1, 9000]);
-    let decode = planned(&Op::of(OpKind::SparseDecode), &all, &DeviceTraits::h200(), &Default::default()).unwrap();
+    let decode =
+        planned(&Op::of(OpKind::SparseDecode), &all, &DeviceTraits::h200(), &Default::default()).unwrap();
     decode.verify().unwrap();
     assert_eq!(decode.windows, [RowWindow { row_begin: 0, row_end: 14 }]);
     let requests: std::collections::BTreeSet<_> = decode.slot_parts.iter().map(|p| p.request).collect();
@@ -106,14 +109,18 @@ fn huge() -> impl Strategy<Value = (Geometry, Vec<RequestBound>, DeviceTraits, P
         ..Geometry::M3
     });
     let request = (0_u32..=(1 << 21), prop_oneof![0_u32..(1 << 24), Just(1 << 30)]);
-    let requests = prop::collection::vec(request.prop_map(|(q, kv)| RequestBound { query_len: q, kv_len: kv }), 0..8);
-    let traits = prop_oneof![Just(0), Just(1), Just(132), Just(u32::MAX)]
-        .prop_flat_map(|units| (0_usize..2).prop_map(move |d| DeviceTraits { units, ..both_devices()[d].clone() }));
-    let options = (any::<bool>(), prop::option::of(any::<u64>()), 0_usize..4, 1_u32..9).prop_map(|(b, cap, s, world)| {
-        use ScheduleChoice::{Auto, Hybrid, KvOuter, Union};
-        let schedule = [Auto, Union, KvOuter, Hybrid][s];
-        PlanOptions { batch_invariant: b, workspace_cap: cap, schedule, world, ..PlanOptions::default() }
+    let requests =
+        prop::collection::vec(request.prop_map(|(q, kv)| RequestBound { query_len: q, kv_len: kv }), 0..8);
+    let traits = prop_oneof![Just(0), Just(1), Just(132), Just(u32::MAX)].prop_flat_map(|units| {
+        (0_usize..2).prop_map(move |d| DeviceTraits { units, ..both_devices()[d].clone() })
     });
+    let options = (any::<bool>(), prop::option::of(any::<u64>()), 0_usize..4, 1_u32..9).prop_map(
+        |(b, cap, s, world)| {
+            use ScheduleChoice::{Auto, Hybrid, KvOuter, Union};
+            let schedule = [Auto, Union, KvOuter, Hybrid][s];
+            PlanOptions { batch_invariant: b, workspace_cap: cap, schedule, world, ..PlanOptions::default() }
+        },
+    );
     (geometry, requests, traits, options)
 }
 
@@ -179,8 +186,12 @@ proptest! {
 #[test]
 fn d05_refusals_name_the_limit() {
     let deep = lengths(&[1], &[1 << 30]);
-    let text = planned(&Op::of(OpKind::Select), &deep, &DeviceTraits::cpu(1), &Default::default()).unwrap_err();
-    assert!(text.to_string().starts_with("lengths.kv_len: want at most 8388608 tokens, 65536 blocks"), "{text}");
+    let text =
+        planned(&Op::of(OpKind::Select), &deep, &DeviceTraits::cpu(1), &Default::default()).unwrap_err();
+    assert!(
+        text.to_string().starts_with("lengths.kv_len: want at most 8388608 tokens, 65536 blocks"),
+        "{text}"
+    );
     let mut odd = IndexScore::default();
     odd.geometry.page = 64;
     let options = PlanOptions { world: 2, ..PlanOptions::default() };

@@ -132,7 +132,8 @@ fn the_least_cap_that_an_error_names_works_and_one_byte_less_does_not() {
             let all = lengths(&[9, 0, 300], &[5000, 0, 2_000_000]);
             let error = planned(&op, &all, &traits, &capped(0)).unwrap_err().to_string();
             let least: u64 = error.split(' ').nth(4).unwrap().parse().unwrap();
-            let plan = planned(&op, &all, &traits, &capped(least)).unwrap_or_else(|e| panic!("{}: {e}", op.name()));
+            let plan =
+                planned(&op, &all, &traits, &capped(least)).unwrap_or_else(|e| panic!("{}: {e}", op.name()));
             plan.verify().unwrap();
             assert!(planned(&op, &all, &traits, &capped(least - 1)).is_err(), "{}", op.name());
         }

@@ -62,12 +62,16 @@ fn check_slot_parts(plan: &Plan, decodes: bool) -> Result<()> {
         let mut next = 0;
         for (number, part) in parts.iter().enumerate() {
             let ascends = part.part as usize == number && part.slot_begin == next && part.slot_end > next;
-            holds(ascends, || format!("slot_parts: part {number} of request {request} is {part:?}, after {next}"))?;
+            holds(ascends, || {
+                format!("slot_parts: part {number} of request {request} is {part:?}, after {next}")
+            })?;
             next = part.slot_end;
         }
         holds(next == k, || format!("slot_parts: request {request} covers {next} of {k} slots"))?;
         let honoured = plan.options.splits.is_none_or(|s| s as usize == parts.len());
-        holds(honoured, || format!("slot_parts: request {request} has {} parts, not those asked for", parts.len()))?;
+        holds(honoured, || {
+            format!("slot_parts: request {request} has {} parts, not those asked for", parts.len())
+        })?;
     }
     Ok(())
 }
@@ -78,12 +82,16 @@ fn check_ranks(plan: &Plan) -> Result<()> {
     holds(valid, || format!("options: rank {rank} of world {world}"))?;
     let own = plan.context_parallel;
     if !matches!(plan.op, Op::IndexScore(_) | Op::Step(_)) {
-        return holds(world == 1 && own == Default::default(), || "context_parallel: this op has none".to_owned());
+        return holds(world == 1 && own == Default::default(), || {
+            "context_parallel: this op has none".to_owned()
+        });
     }
     let same = (own.world, own.rank) == (world, rank);
     holds(same, || "context_parallel: not the ranks asked for".to_owned())?;
     let keys = if world > 1 { plan.op.geometry().top_k } else { 0 };
-    holds(own.keys_per_list == keys, || format!("context_parallel: {} keys a list, not {keys}", own.keys_per_list))
+    holds(own.keys_per_list == keys, || {
+        format!("context_parallel: {} keys a list, not {keys}", own.keys_per_list)
+    })
 }
 
 /// Walks the blocks of this rank: each must be the next one of some part.
@@ -104,10 +112,14 @@ fn check_block_parts(plan: &Plan, scores: bool) -> Result<()> {
                 && begin == next
                 && end > begin
                 && end <= blocks;
-            holds(fits, || format!("block_parts: part {number} of request {request} is {part:?}, after {next}"))?;
+            holds(fits, || {
+                format!("block_parts: part {number} of request {request} is {part:?}, after {next}")
+            })?;
             next = begin + (end - begin).div_ceil(world) * world;
         }
-        holds(next >= blocks, || format!("block_parts: request {request} stops at {next} of {blocks} blocks"))?;
+        holds(next >= blocks, || {
+            format!("block_parts: request {request} stops at {next} of {blocks} blocks")
+        })?;
     }
     Ok(())
 }
@@ -134,7 +146,9 @@ fn check_prefill(plan: &Plan) -> Result<()> {
     holds(honoured, || format!("prefill.schedule: {} where {asked} was asked for", prefill.schedule))?;
     check_tiling(plan)?;
     let mut entries = 0_u64;
-    holds(prefill.segments.len() == plan.requests.len(), || "prefill.segments: not one a request".to_owned())?;
+    holds(prefill.segments.len() == plan.requests.len(), || {
+        "prefill.segments: not one a request".to_owned()
+    })?;
     for (number, (segment, bound)) in prefill.segments.iter().zip(&plan.requests).enumerate() {
         let placed = segment.request as usize == number && u64::from(segment.first) == entries;
         holds(placed, || format!("prefill.segments: {segment:?} at entry {entries}"))?;
@@ -176,7 +190,9 @@ fn check_segment_windows(plan: &Plan, entries: u64) -> Result<()> {
             (inside(s.first, s.count) * u64::from(prefill.segment_tokens)).min(r.query_len.into())
         };
         let held: u64 = prefill.segments.iter().zip(&plan.requests).map(rows).sum();
-        holds(u64::from(window.rows) >= held, || format!("prefill.windows: {window:?} may hold {held} rows"))?;
+        holds(u64::from(window.rows) >= held, || {
+            format!("prefill.windows: {window:?} may hold {held} rows")
+        })?;
         most = most.max(u64::from(window.rows));
     }
     holds(u64::from(next) == entries, || format!("prefill.windows: cover {next} of {entries} segments"))?;
@@ -187,5 +203,7 @@ fn check_segment_windows(plan: &Plan, entries: u64) -> Result<()> {
         ScheduleChoice::Hybrid => k + 1,
     };
     let wanted = most * slots;
-    holds(prefill.partial_slots == wanted, || format!("prefill.partial_slots: {} of {wanted}", prefill.partial_slots))
+    holds(prefill.partial_slots == wanted, || {
+        format!("prefill.partial_slots: {} of {wanted}", prefill.partial_slots)
+    })
 }

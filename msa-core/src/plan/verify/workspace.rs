@@ -14,7 +14,9 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
         let name = &region.name;
         let aligned = region.offset.is_multiple_of(WORKSPACE_ALIGNMENT);
         holds(aligned, || format!("workspace: {name} at {} is not aligned", region.offset))?;
-        holds(region.offset >= at, || format!("workspace: {name} at {} overlaps what ends at {at}", region.offset))?;
+        holds(region.offset >= at, || {
+            format!("workspace: {name} at {} overlaps what ends at {at}", region.offset)
+        })?;
         let end = region.offset.checked_add(region.bytes);
         let end = end.filter(|end| *end <= plan.workspace_bytes);
         at = end.ok_or_else(|| {
@@ -38,7 +40,8 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
 type Required = Vec<(&'static str, u128)>;
 
 fn required(plan: &Plan) -> Required {
-    let rows = plan.windows.iter().map(|w| u128::from(w.row_end.saturating_sub(w.row_begin))).max().unwrap_or(0);
+    let rows =
+        plan.windows.iter().map(|w| u128::from(w.row_end.saturating_sub(w.row_begin))).max().unwrap_or(0);
     let mut all = vec![("status", u128::from(STATUS_BYTES))];
     match &plan.op {
         Op::Append(_) => all.push(slot_winners(rows)),
