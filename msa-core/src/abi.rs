@@ -2,3 +2,4 @@
 #![allow(unsafe_code)]
 
 pub mod host;
+pub mod owned;

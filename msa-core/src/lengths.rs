@@ -3,7 +3,7 @@
 use crate::error::{Error, Result, require};
 
 /// Bounds of one request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RequestBound {
     /// Most query rows of the request in one call.
     pub query_len: u32,

@@ -122,10 +122,7 @@ impl<T: Leaf + Default> Leaf for Option<T> {
 /// memory than it is long.
 pub fn visit_list<T: Leaf + Default>(list: &mut Vec<T>, path: &str, visitor: &mut dyn Visitor) -> Result<()> {
     visit_count(list, path, visitor)?;
-    for i in 0..list.len() {
-        visitor.leaf(&format!("{path}[{i}]"), &mut list[i])?;
-    }
-    Ok(())
+    list.iter_mut().enumerate().try_for_each(|(i, leaf)| visitor.leaf(&format!("{path}[{i}]"), leaf))
 }
 
 /// A list of structures: a count, then their leaves.
@@ -135,10 +132,7 @@ pub fn visit_nodes<T: Node + Default>(
     visitor: &mut dyn Visitor,
 ) -> Result<()> {
     visit_count(list, path, visitor)?;
-    for i in 0..list.len() {
-        list[i].visit(&format!("{path}[{i}]"), visitor)?;
-    }
-    Ok(())
+    list.iter_mut().enumerate().try_for_each(|(i, node)| node.visit(&format!("{path}[{i}]"), visitor))
 }
 
 /// Most entries of a list in a text.

@@ -1,4 +1,4 @@
-//! What executes plans on the CPU.
+//! Execution of plans: what a kernel computes, step by step, on host memory.
 //!
 //! # The arithmetic `f32`
 //!
@@ -31,10 +31,10 @@
 //! shows in a result.
 
 pub mod attention;
+pub mod batch;
 pub mod block;
 pub mod index_score;
-mod rows;
+pub mod paged;
+mod slots;
 pub mod state;
 mod tile;
-
-pub use rows::QueryRow;

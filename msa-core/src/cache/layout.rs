@@ -131,16 +131,13 @@ pub fn block_outer(
     let index_page = index_data + u64::from(geometry.page) * index.scale_row_bytes(geometry.index_dim);
     let row = layers * (kv_page + index_page);
     let mut cache = head_slot(geometry, kv, pages, address.saturating_add(layer * kv_page))?;
-    for view in
-        [Some(&mut cache.key), Some(&mut cache.value), cache.key_scale.as_mut(), cache.value_scale.as_mut()]
-    {
-        if let Some(view) = view {
-            view.page_stride = row;
-        }
+    cache.key.page_stride = row;
+    cache.value.page_stride = row;
+    for scale in [&mut cache.key_scale, &mut cache.value_scale].into_iter().flatten() {
+        scale.page_stride = row;
     }
     let base = address.saturating_add(layers * kv_page + layer * index_page);
-    let index_cache = IndexCache { ..index_planar(geometry, index, pages, base) };
-    let index_cache = index_cache.with_page_stride(row);
+    let index_cache = index_planar(geometry, index, pages, base).with_page_stride(row);
     Ok((cache.validated(geometry)?, index_cache.validated(geometry)?))
 }
 

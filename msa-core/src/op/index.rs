@@ -107,9 +107,6 @@ impl Default for Select {
     }
 }
 
-/// Most blocks of a row.
-pub const MAX_BLOCKS: u64 = 1 << 16;
-
 impl Select {
     /// Lists of a row.
     pub fn lists(&self) -> u32 {

@@ -3,12 +3,6 @@ use crate::text::{Leaf, fields, record};
 
 record!(RequestBound { query_len, kv_len });
 
-impl Default for RequestBound {
-    fn default() -> Self {
-        Self { query_len: 0, kv_len: 0 }
-    }
-}
-
 /// Decode: part `part` of request `request` attends to slots `slot_begin..slot_end` of every list of the request.
 /// Parts of a request are combined in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

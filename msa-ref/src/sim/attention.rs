@@ -11,7 +11,8 @@ use msa_core::plan::{Schedule, SlotPart};
 use rayon::prelude::*;
 
 use super::block::{BlockSource, QuerySource};
-use super::rows::{QueryRow, Slot, live_slots};
+use super::batch::Row;
+use super::slots::{Slot, live_slots};
 use super::state::Scale;
 use super::tile::{Context, Finished, Runner, Tile, Unit};
 use crate::simd::SimdLevel;
@@ -34,8 +35,10 @@ pub struct AttentionJob<'a> {
     pub grouping: Grouping,
     /// Softmax scale, tensor scales of q and k included.
     pub scale: f32,
-    /// `[T]`.
-    pub rows: &'a [QueryRow],
+    /// `[T]`; `None` for padded rows, which give no result.
+    pub rows: &'a [Option<Row>],
+    /// `[requests]`: tokens in the cache of each, the new ones included.
+    pub kv_lengths: &'a [u32],
     /// `[T, lists, k]`: block ids; -1, blocks of the future and blocks beyond the cache are skipped.
     pub lists: &'a [i32],
     /// Query rows.
@@ -89,8 +92,7 @@ impl AttentionJob<'_> {
     /// Inconsistent lengths, parts that leave out a slot or take it twice, and what sources and sink return.
     pub fn decode(&self, parts: &[SlotPart], sink: &mut AttentionSink<'_>) -> Result<Status> {
         self.check()?;
-        let requests = self.rows.iter().map(|row| row.request as usize + 1).max().unwrap_or(0);
-        let ends = part_ends(parts, requests, self.geometry.top_k)?;
+        let ends = part_ends(parts, self.kv_lengths.len(), self.geometry.top_k)?;
         let all = 0..self.rows.len() as u32;
         let tiles = self.tiles_of(all, DECODE_ROWS);
         let items: Vec<_> = tiles.flat_map(|rows| (0..self.groups()).map(move |g| (rows.clone(), g))).collect();
@@ -152,15 +154,15 @@ impl AttentionJob<'_> {
 
     /// `rows` in tiles of at most `most` rows of one request, aligned to absolute positions.
     fn tiles_of(&self, rows: Range<u32>, most: u32) -> impl Iterator<Item = Range<u32>> {
-        let tile_of = move |row: &QueryRow| (row.request, row.position.div_euclid(i64::from(most)));
-        let mut first = rows.start;
-        let lengths = self.rows[rows.start.min(rows.end) as usize..rows.end as usize]
-            .chunk_by(move |a, b| tile_of(a) == tile_of(b))
-            .map(|chunk| chunk.len() as u32);
-        lengths.map(move |length| {
-            first += length;
-            first - length..first
-        })
+        let tile_of = move |row: &Row| (row.request, row.position.div_euclid(i64::from(most)));
+        let mut next = rows.start;
+        let chunks = self.rows.get(rows.start as usize..rows.end as usize).unwrap_or_default();
+        let chunks = chunks.chunk_by(move |a, b| a.as_ref().map(tile_of) == b.as_ref().map(tile_of));
+        let tiles = chunks.map(move |chunk| {
+            next += chunk.len() as u32;
+            chunk.first().copied().flatten().map(|_| next - chunk.len() as u32..next)
+        });
+        tiles.flatten()
     }
 
     /// Builds and runs one tile for each item, in parallel.
@@ -183,6 +185,10 @@ impl AttentionJob<'_> {
             },
         )?;
         Ok(Status(status.into_inner()))
+    }
+
+    fn row(&self, row: u32) -> Option<Row> {
+        self.rows.get(row as usize).copied().flatten()
     }
 
     fn context(&self) -> Context<'_> {
@@ -240,7 +246,7 @@ impl AttentionJob<'_> {
         slots: &'s [Vec<Slot>],
     ) -> impl Fn(u32) -> bool + 's {
         let quad_of = move |member: usize| {
-            let row = self.rows.get(first as usize + member);
+            let row = self.row(first + member as u32);
             row.map(|row| row.position.div_euclid(QUAD))
         };
         let others = (0..slots.len()).filter(move |&other| other != member && quad_of(other) == quad_of(member));
@@ -252,7 +258,7 @@ impl AttentionJob<'_> {
     fn empty_tile(&self, rows: Range<u32>, group: u32) -> Tile {
         let heads = self.geometry.query_heads / self.groups();
         Tile {
-            request: self.rows.get(rows.start as usize).map_or(0, |row| row.request),
+            request: self.row(rows.start).map_or(0, |row| row.request),
             kv_head: group * self.geometry.kv_heads / self.groups(),
             heads: group * heads..(group + 1) * heads,
             rows,
@@ -266,8 +272,9 @@ impl AttentionJob<'_> {
         let (lists, k) = (self.list_count(), self.geometry.top_k as usize);
         let list = row as usize * lists as usize + (group * lists / self.groups()) as usize;
         let ids = self.lists.get(list * k..(list + 1) * k).unwrap_or_default();
-        let Some(row) = self.rows.get(row as usize) else { return Vec::new() };
-        let (slots, bits) = live_slots(row, ids, self.geometry.block);
+        let Some(row) = self.row(row) else { return Vec::new() };
+        let kv_len = self.kv_lengths.get(row.request as usize).copied().unwrap_or(0);
+        let (slots, bits) = live_slots(&row, kv_len, ids, self.geometry.block);
         status.fetch_or(bits.0, Ordering::Relaxed);
         slots
     }

@@ -7,17 +7,17 @@ use crate::simd::product::PANEL;
 /// Where decoded keys and values come from. Paging, formats and scales are the source's concern.
 pub trait BlockSource: Sync {
     /// Writes the keys of `block` to `rows`, `[block tokens][D]` f32. Rows past the length of the request are not read
-    /// back, whatever they hold.
+    /// back, whatever they hold. `Ok(false)`: the block is as if it were not there.
     ///
     /// # Errors
     /// Whatever makes the block unreadable; it ends the run.
-    fn keys(&self, request: u32, kv_head: u32, block: u32, rows: &mut [f32]) -> Result<()>;
+    fn keys(&self, request: u32, kv_head: u32, block: u32, rows: &mut [f32]) -> Result<bool>;
 
     /// The same for values.
     ///
     /// # Errors
     /// As for [`BlockSource::keys`].
-    fn values(&self, request: u32, kv_head: u32, block: u32, rows: &mut [f32]) -> Result<()>;
+    fn values(&self, request: u32, kv_head: u32, block: u32, rows: &mut [f32]) -> Result<bool>;
 }
 
 /// Where decoded query rows come from.
@@ -49,36 +49,40 @@ impl PackedBlock {
     pub(super) fn load_keys(
         &mut self,
         written: usize,
-        read: impl FnOnce(&mut [f32]) -> Result<()>,
-    ) -> Result<()> {
-        self.read(written, read)?;
+        read: impl FnOnce(&mut [f32]) -> Result<bool>,
+    ) -> Result<bool> {
+        if !self.read(written, read)? {
+            return Ok(false);
+        }
         let panels = self.panels.chunks_mut(self.dim);
         for (rows, panel) in self.rows.chunks(self.dim * PANEL).zip(panels) {
             transpose(rows, self.dim, panel);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes the first `written` rows as values: columns are channels, the depth is the token.
     pub(super) fn load_values(
         &mut self,
         written: usize,
-        read: impl FnOnce(&mut [f32]) -> Result<()>,
-    ) -> Result<()> {
-        self.read(written, read)?;
+        read: impl FnOnce(&mut [f32]) -> Result<bool>,
+    ) -> Result<bool> {
+        if !self.read(written, read)? {
+            return Ok(false);
+        }
         for (token, row) in self.rows.chunks(self.dim).enumerate() {
             for (part, columns) in row.as_chunks::<PANEL>().0.iter().enumerate() {
                 self.panels[part * self.tokens + token] = *columns;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Rows past `written` become zero: whatever stood there is no number.
-    fn read(&mut self, written: usize, read: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
-        read(&mut self.rows)?;
+    fn read(&mut self, written: usize, read: impl FnOnce(&mut [f32]) -> Result<bool>) -> Result<bool> {
+        let there = read(&mut self.rows)?;
         self.rows[written * self.dim..].fill(0.0);
-        Ok(())
+        Ok(there)
     }
 }
 
@@ -103,11 +107,11 @@ mod tests {
             for (i, x) in rows.iter_mut().enumerate() {
                 *x = if i / dim < written { value(i / dim, i % dim) } else { f32::NAN };
             }
-            Ok(())
+            Ok(true)
         };
         let (mut keys, mut values) = (PackedBlock::new(tokens, dim), PackedBlock::new(tokens, dim));
-        keys.load_keys(written, read).unwrap();
-        values.load_values(written, read).unwrap();
+        assert!(keys.load_keys(written, read).unwrap());
+        assert!(values.load_values(written, read).unwrap());
         for token in 0..tokens {
             for channel in 0..dim {
                 let want = if token < written { value(token, channel) } else { 0.0 };

@@ -105,9 +105,8 @@ impl<'a> Runner<'a> {
         self.load_queries(tile)?;
         self.reset_states(tile);
         for units in tile.units.chunk_by(|a, b| a.block == b.block) {
-            self.load_block(tile, units)?;
-            for batch in Batch::of(tile, units) {
-                self.attend(&batch);
+            if self.load_block(tile, units)? {
+                Batch::of(tile, units).iter().for_each(|batch| self.attend(batch));
             }
         }
         self.finish(tile, sink)
@@ -132,12 +131,12 @@ impl<'a> Runner<'a> {
         self.output.resize(states * self.context.dim, 0.0);
     }
 
-    fn load_block(&mut self, tile: &Tile, units: &[Unit]) -> Result<()> {
-        let Some(first) = units.first() else { return Ok(()) };
+    fn load_block(&mut self, tile: &Tile, units: &[Unit]) -> Result<bool> {
+        let Some(first) = units.first() else { return Ok(false) };
         let visible = units.iter().map(|unit| unit.visible as usize).max().unwrap_or(0);
         let (source, request, head) = (self.context.blocks, tile.request, tile.kv_head);
-        self.keys.load_keys(visible, |rows| source.keys(request, head, first.block, rows))?;
-        self.values.load_values(visible, |rows| source.values(request, head, first.block, rows))
+        Ok(self.keys.load_keys(visible, |rows| source.keys(request, head, first.block, rows))?
+            && self.values.load_values(visible, |rows| source.values(request, head, first.block, rows))?)
     }
 
     /// One block for a batch of rows that see equally many of its tokens.
