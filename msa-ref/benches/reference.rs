@@ -2,7 +2,7 @@
 //! one thread and two. Throughput is in useful floating-point operations ("elements"): 4 D for a selected (visible
 //! key, query head) pair, 2 Di for a scored one. Decoding of the (bf16-like) source and packing are inside the times.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::expect_used)]
 
 use std::time::Duration;
 
@@ -107,7 +107,11 @@ fn row_count(level: SimdLevel) -> u32 {
     if level == SimdLevel::Scalar { 32 } else { ROWS }
 }
 
-fn for_each_setting(c: &mut Criterion, name: &str, mut run: impl FnMut(SimdLevel, &mut dyn FnMut(u64, &(dyn Fn() + Sync)))) {
+fn for_each_setting(
+    c: &mut Criterion,
+    name: &str,
+    mut run: impl FnMut(SimdLevel, &mut dyn FnMut(u64, &(dyn Fn() + Sync))),
+) {
     let mut group = c.benchmark_group(name);
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(4));
@@ -141,8 +145,9 @@ fn attention(c: &mut Criterion) {
             level,
         };
         let all = 0..rows.len() as u32;
-        let segments: Vec<_> =
-            (0..4).map(|group| ScheduledRows { rows: all.clone(), group, schedule: Schedule::Union }).collect();
+        let segments: Vec<_> = (0..4)
+            .map(|group| ScheduledRows { rows: all.clone(), group, schedule: Schedule::Union })
+            .collect();
         bench(4 * 128 * 64 * keys, &|| {
             job.prefill(&segments, &mut |row| {
                 std::hint::black_box(row.output[0]);
@@ -158,7 +163,8 @@ fn index_score(c: &mut Criterion) {
     for_each_setting(c, "index_score", |level, bench| {
         let rows = rows(row_count(level));
         let keys: u64 = rows.iter().flatten().map(|row| u64::from(row.visible)).sum();
-        let job = IndexScoreJob { geometry: Geometry::M3, rows: &rows, queries: &source, keys: &source, level };
+        let job =
+            IndexScoreJob { geometry: Geometry::M3, rows: &rows, queries: &source, keys: &source, level };
         bench(2 * 128 * 4 * keys, &|| {
             job.run(&mut |row| {
                 std::hint::black_box(row.scores[0]);

@@ -10,8 +10,8 @@ use msa_core::geometry::{Geometry, Grouping};
 use msa_core::plan::{Schedule, SlotPart};
 use rayon::prelude::*;
 
-use super::block::{BlockSource, QuerySource};
 use super::batch::Row;
+use super::block::{BlockSource, QuerySource};
 use super::slots::{Slot, live_slots};
 use super::state::Scale;
 use super::tile::{Context, Finished, Runner, Tile, Unit};
@@ -95,7 +95,8 @@ impl AttentionJob<'_> {
         let ends = part_ends(parts, self.kv_lengths.len(), self.geometry.top_k)?;
         let all = 0..self.rows.len() as u32;
         let tiles = self.tiles_of(all, DECODE_ROWS);
-        let items: Vec<_> = tiles.flat_map(|rows| (0..self.groups()).map(move |g| (rows.clone(), g))).collect();
+        let items: Vec<_> =
+            tiles.flat_map(|rows| (0..self.groups()).map(move |g| (rows.clone(), g))).collect();
         self.execute(&items, sink, |job, (rows, group), status| {
             Ok(job.decode_tile(rows.clone(), *group, &ends, status))
         })
@@ -249,9 +250,9 @@ impl AttentionJob<'_> {
             let row = self.row(first + member as u32);
             row.map(|row| row.position.div_euclid(QUAD))
         };
-        let others = (0..slots.len()).filter(move |&other| other != member && quad_of(other) == quad_of(member));
-        let taken: Vec<u32> =
-            others.flat_map(|other| slots[other].iter().map(|slot| slot.block)).collect();
+        let others =
+            (0..slots.len()).filter(move |&other| other != member && quad_of(other) == quad_of(member));
+        let taken: Vec<u32> = others.flat_map(|other| slots[other].iter().map(|slot| slot.block)).collect();
         move |block| !taken.contains(&block)
     }
 

@@ -195,9 +195,8 @@ impl<'a> Runner<'a> {
         let mut output = vec![0.0; dim];
         for (row, states) in tile.rows.clone().zip(tile.first_state.windows(2)) {
             for (lane, head) in tile.heads.clone().enumerate() {
-                let states: Vec<State<'_>> = (states[0]..states[1])
-                    .map(|state| self.state(state as usize * heads + lane))
-                    .collect();
+                let states: Vec<State<'_>> =
+                    (states[0]..states[1]).map(|state| self.state(state as usize * heads + lane)).collect();
                 let (max, sum) = combine(&self.context.scale, &states, &mut output);
                 let lse = finish(&self.context.scale, max, sum, &mut output);
                 sink(Finished { row, head, output: &output, lse })?;
@@ -231,8 +230,7 @@ impl Batch {
         let heads = tile.head_count();
         let mut batches: Vec<Batch> = Vec::new();
         for unit in units {
-            let (visible, member, state) =
-                (unit.visible as usize, unit.member as usize, unit.state as usize);
+            let (visible, member, state) = (unit.visible as usize, unit.member as usize, unit.state as usize);
             for head in 0..heads {
                 if batches.last().is_none_or(|b| b.visible != visible || b.queries.len() == BATCH_ROWS) {
                     batches.push(Batch { visible, queries: Vec::new(), states: Vec::new() });

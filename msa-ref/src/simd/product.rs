@@ -296,7 +296,10 @@ mod tests {
                 for level in SimdLevel::available() {
                     let mut c = before.clone();
                     multiply(level, &product, &mut c, Offsets(&c_rows));
-                    assert!(c.iter().map(|x| x.to_bits()).eq(want.iter().map(|x| x.to_bits())), "{level} {rows}");
+                    assert!(
+                        c.iter().map(|x| x.to_bits()).eq(want.iter().map(|x| x.to_bits())),
+                        "{level} {rows}"
+                    );
                 }
             }
         }
