@@ -92,7 +92,11 @@ impl Batch {
     pub fn compact(&self) -> CompactRows {
         let mut compact = CompactRows { offsets: vec![0], ..CompactRows::default() };
         for request in 0..self.requests() {
-            let own = self.rows.iter().enumerate().filter_map(|(i, r)| r.filter(|r| r.request == request).map(|r| (i, r)));
+            let own = self
+                .rows
+                .iter()
+                .enumerate()
+                .filter_map(|(i, r)| r.filter(|r| r.request == request).map(|r| (i, r)));
             for (index, row) in own {
                 compact.rows.push(index as u32);
                 compact.positions.push(row.position as i32);

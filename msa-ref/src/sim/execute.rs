@@ -25,7 +25,12 @@ use sources::{AttentionFactors, PagedBlocks, TensorRows};
 const PENDING_ROWS: u32 = 1024;
 
 /// `sparse_decode` and `sparse_prefill`.
-pub(crate) fn attention(plan: &Plan, memory: &mut HostMemory<'_>, args: &Args, extents: Extents) -> Result<Status> {
+pub(crate) fn attention(
+    plan: &Plan,
+    memory: &mut HostMemory<'_>,
+    args: &Args,
+    extents: Extents,
+) -> Result<Status> {
     let (Op::SparseDecode(op) | Op::SparsePrefill(op)) = &plan.op else {
         return Err(Error::invalid("plan.op", "attention", plan.op.name()));
     };
@@ -36,7 +41,12 @@ pub(crate) fn attention(plan: &Plan, memory: &mut HostMemory<'_>, args: &Args, e
 }
 
 /// `step`: append all rows, then score and select through the plan's windows, then attend.
-pub(crate) fn step(plan: &Plan, memory: &mut HostMemory<'_>, args: &Args, extents: Extents) -> Result<Status> {
+pub(crate) fn step(
+    plan: &Plan,
+    memory: &mut HostMemory<'_>,
+    args: &Args,
+    extents: Extents,
+) -> Result<Status> {
     let Op::Step(op) = &plan.op else { return Err(Error::invalid("plan.op", "step", plan.op.name())) };
     let mut status = Status::default();
     if op.appends {
@@ -91,7 +101,8 @@ fn attend(
     lists: &[i32],
 ) -> Result<Status> {
     let factors = AttentionFactors::read(memory, args, op)?;
-    let segments = if plan.prefill.segment_tokens > 0 { Some(scheduled(plan, op, batch, lists)?) } else { None };
+    let segments =
+        if plan.prefill.segment_tokens > 0 { Some(scheduled(plan, op, batch, lists)?) } else { None };
     let mut status = Status::default();
     let rows = batch.rows().len() as u32;
     for begin in (0..rows).step_by(PENDING_ROWS as usize) {
@@ -101,7 +112,12 @@ fn attend(
             let memory = &*memory;
             let blocks = PagedBlocks::new(memory, batch, args, op, &factors)?;
             let queries = TensorRows::new(memory, *required(args, Role::Query)?)?;
-            let kept: Vec<_> = batch.rows().iter().enumerate().map(|(i, r)| r.filter(|_| range.contains(&(i as u32)))).collect();
+            let kept: Vec<_> = batch
+                .rows()
+                .iter()
+                .enumerate()
+                .map(|(i, r)| r.filter(|_| range.contains(&(i as u32))))
+                .collect();
             let job = AttentionJob {
                 geometry: op.geometry,
                 grouping: op.grouping,
@@ -140,8 +156,12 @@ fn scheduled(plan: &Plan, op: &Attention, batch: &Batch, lists: &[i32]) -> Resul
     let list_count = if op.grouping == Grouping::Reduced { 1 } else { g.index_heads };
     let compact = batch.compact();
     let width = (list_count * g.top_k) as usize;
-    let selection: Vec<i32> =
-        compact.rows.iter().flat_map(|&row| &lists[row as usize * width..(row as usize + 1) * width]).copied().collect();
+    let selection: Vec<i32> = compact
+        .rows
+        .iter()
+        .flat_map(|&row| &lists[row as usize * width..(row as usize + 1) * width])
+        .copied()
+        .collect();
     let rows = BatchRows {
         query_offsets: &compact.offsets,
         kv_lengths: batch.kv_lengths(),
@@ -209,7 +229,10 @@ impl Pending {
             if let Some(lse) = &lse {
                 let bytes: Vec<u8> = self.lse[first..first + self.heads]
                     .iter()
-                    .flat_map(|&l| if op.output.lse_base == LseBase::Two { l * std::f32::consts::LOG2_E } else { l }.to_le_bytes())
+                    .flat_map(|&l| {
+                        if op.output.lse_base == LseBase::Two { l * std::f32::consts::LOG2_E } else { l }
+                            .to_le_bytes()
+                    })
                     .collect();
                 memory.row_mut(lse, &[row.into()])?.copy_from_slice(&bytes);
             }

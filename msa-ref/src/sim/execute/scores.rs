@@ -56,7 +56,8 @@ pub(super) fn select(
     let mut lists = vec![-1; batch.rows().len() * width];
     let mut status = Status::default();
     for window in &plan.windows {
-        let rows = batch.rows().len().min(window.row_begin as usize)..batch.rows().len().min(window.row_end as usize);
+        let rows = batch.rows().len().min(window.row_begin as usize)
+            ..batch.rows().len().min(window.row_end as usize);
         let longest = batch.rows()[rows.clone()].iter().flatten().map(|r| r.visible).max().unwrap_or(0);
         let blocks = index.geometry.blocks(longest.into()) as usize;
         let mut scores = vec![f32::NEG_INFINITY; rows.len() * heads * blocks];
@@ -66,12 +67,24 @@ pub(super) fn select(
             place(&mut scores[at..at + blocks], row.scores, factor)
         })?;
         status = status.with(found);
-        select_window(select, &batch.rows()[rows.clone()], &scores, blocks, &mut lists[rows.start * width..rows.end * width])?;
+        select_window(
+            select,
+            &batch.rows()[rows.clone()],
+            &scores,
+            blocks,
+            &mut lists[rows.start * width..rows.end * width],
+        )?;
     }
     Ok((lists, status))
 }
 
-fn select_window(op: &Select, rows: &[Option<Row>], scores: &[f32], blocks: usize, lists: &mut [i32]) -> Result<()> {
+fn select_window(
+    op: &Select,
+    rows: &[Option<Row>],
+    scores: &[f32],
+    blocks: usize,
+    lists: &mut [i32],
+) -> Result<()> {
     use rayon::prelude::*;
     let heads = op.geometry.index_heads as usize;
     let width = op.lists() as usize * op.geometry.top_k as usize;

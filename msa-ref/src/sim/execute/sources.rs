@@ -5,7 +5,7 @@ use msa_core::abi::host::HostMemory;
 use msa_core::args::{Args, Role};
 use msa_core::backend::Status;
 use msa_core::cache::IndexCache;
-use msa_core::error::{Error, Result, };
+use msa_core::error::{Error, Result};
 use msa_core::format::{E4m3, E4m3Fnuz};
 use msa_core::op::{Attention, IndexScore};
 use msa_core::tensor::{DType, Tensor};
@@ -31,14 +31,18 @@ impl QuerySource for TensorRows<'_> {
         let bytes = self.memory.row(&self.tensor, &[row.into(), head.into()])?;
         let halves = bytes.as_chunks().0.iter();
         match self.tensor.dtype {
-            DType::Bf16 => out.iter_mut().zip(halves).for_each(|(o, b)| *o = bf16::from_le_bytes(*b).to_f32()),
+            DType::Bf16 => {
+                out.iter_mut().zip(halves).for_each(|(o, b)| *o = bf16::from_le_bytes(*b).to_f32())
+            }
             DType::F16 => out.iter_mut().zip(halves).for_each(|(o, b)| *o = f16::from_le_bytes(*b).to_f32()),
             DType::F32 => {
                 let words = bytes.as_chunks().0.iter();
                 out.iter_mut().zip(words).for_each(|(o, b)| *o = f32::from_le_bytes(*b));
             }
             DType::E4m3 => out.iter_mut().zip(bytes).for_each(|(o, &b)| *o = E4m3::from_bits(b).to_f32()),
-            DType::E4m3Fnuz => out.iter_mut().zip(bytes).for_each(|(o, &b)| *o = E4m3Fnuz::from_bits(b).to_f32()),
+            DType::E4m3Fnuz => {
+                out.iter_mut().zip(bytes).for_each(|(o, &b)| *o = E4m3Fnuz::from_bits(b).to_f32())
+            }
             other => return Err(Error::invalid("query.dtype", "a floating-point type", other)),
         }
         Ok(())
@@ -112,7 +116,12 @@ pub(super) struct PagedIndex<'m> {
 }
 
 impl<'m> PagedIndex<'m> {
-    pub(super) fn new(memory: &'m HostMemory<'m>, batch: &'m Batch, args: &Args, op: &IndexScore) -> Result<Self> {
+    pub(super) fn new(
+        memory: &'m HostMemory<'m>,
+        batch: &'m Batch,
+        args: &Args,
+        op: &IndexScore,
+    ) -> Result<Self> {
         let cache: IndexCache =
             args.index_cache.ok_or(Error::Missing { op: "index_score", role: "index_cache" })?;
         let scale = scalar(memory, args, Role::IndexKeyScale)?;
