@@ -1,6 +1,9 @@
 //! The dot-add models against what an H200 computed: every word of every tile, by the integer model and at every SIMD
 //! level; and wrong models against the same words, which must fail.
 
+// Helpers outside the test functions panic as well.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod naive;
 
 use std::path::Path;

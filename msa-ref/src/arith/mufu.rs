@@ -128,32 +128,58 @@ fn truncated_square(x: u32) -> u32 {
     (2..17).filter(|bit| x >> bit & 1 == 1).map(|bit| x >> (18 - bit)).sum::<u32>() >> 1
 }
 
+/// Inputs per block of [`ex2_pass`].
+const BLOCK: usize = 64;
+
 /// One pass over a slice, without branches; compiled once per SIMD level, which vectorises it.
+///
+/// In three sweeps per block, because a table look-up in the middle would keep the arithmetic around it from being
+/// vectorised.
 #[inline(always)]
 pub(crate) fn ex2_pass(x: &[u32], out: &mut [u32]) {
-    for (out, &x) in out.iter_mut().zip(x) {
-        *out = ex2_lane(x);
+    for (x, out) in x.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
+        let mut lanes = [0; BLOCK];
+        lanes[..x.len()].copy_from_slice(x);
+        let (mut fields, mut fractions) = ([0; BLOCK], [0; BLOCK]);
+        for i in 0..BLOCK {
+            (fields[i], fractions[i]) = split_lane(lanes[i]);
+        }
+        let mut rows = [[0; BLOCK]; 3];
+        for (i, &fraction) in fractions.iter().enumerate() {
+            let row = &EX2[(fraction >> 17) as usize & 63];
+            (rows[0][i], rows[1][i], rows[2][i]) = (row[0] as u32, row[1] as u32, row[2] as u32);
+        }
+        let mut results = [0; BLOCK];
+        for i in 0..BLOCK {
+            let significand = ex2_significand_32([rows[0][i], rows[1][i], rows[2][i]], fractions[i]);
+            results[i] = join_lane(lanes[i], fields[i], significand);
+        }
+        out.copy_from_slice(&results[..out.len()]);
     }
 }
 
-/// [`ex2_approx_ftz`] with selects for branches and 32-bit arithmetic.
+/// [`split`] with selects for branches: exponent field of the result and fraction; meaningless for |x| >= 128.
 #[inline(always)]
-fn ex2_lane(x: u32) -> u32 {
+fn split_lane(x: u32) -> (i32, u32) {
     let (negative, magnitude) = ((x as i32 >> 31) as u32, x & !SIGN);
     let significand = magnitude & 0x7f_ffff | 0x80_0000;
     let exponent = (magnitude >> 23) as i32 - 127;
-    let up = significand << (exponent.clamp(0, 6) as u32);
     // Everything below 2^-24 shifts out, subnormals too.
-    let fixed = up >> ((-exponent).clamp(0, 31) as u32);
+    let fixed = significand << (exponent.clamp(0, 6) as u32) >> ((-exponent).clamp(0, 31) as u32);
     let (integer, fraction) = ((fixed >> 23) as i32, fixed & 0x7f_ffff);
     // The one's complement moves one unit of the integer part, except for integers.
     let invert = if fraction == 0 { 0 } else { negative };
-    let fraction = (fraction ^ invert) & 0x7f_ffff;
     let integer = (integer ^ negative as i32) - negative as i32 + invert as i32;
-    let field = integer + 127;
-    let normal = (field as u32) << 23 | ex2_significand_32(fraction) & 0x7f_ffff;
+    (integer + 127, (fraction ^ invert) & 0x7f_ffff)
+}
+
+/// The result from its parts, and the special values of `x`.
+#[inline(always)]
+fn join_lane(x: u32, field: i32, significand: u32) -> u32 {
+    let magnitude = x & !SIGN;
+    let normal = (field as u32) << 23 | significand & 0x7f_ffff;
     let result = if field <= 0 { 0 } else { normal };
-    let limit = !negative & INFINITY;
+    let limit = if x & SIGN == 0 { INFINITY } else { 0 };
     let result = if magnitude >= BITS_OF_128 { limit } else { result };
     if magnitude > INFINITY { CANONICAL_NAN } else { result }
 }
@@ -161,8 +187,7 @@ fn ex2_lane(x: u32) -> u32 {
 /// [`ex2_significand`] in 32-bit arithmetic: the low bit of the offset is taken out of the C1 product, which then fits,
 /// and the two low bits of C0 are added below the final shift.
 #[inline(always)]
-fn ex2_significand_32(fraction: u32) -> u32 {
-    let [c0, c1, c2] = EX2[(fraction >> 17) as usize & 63].map(|c| c as u32);
+fn ex2_significand_32([c0, c1, c2]: [u32; 3], fraction: u32) -> u32 {
     let offset = fraction & 0x1_ffff;
     let mut square = 0;
     for bit in 2..17 {

@@ -45,26 +45,24 @@ fn chains<const L: usize, const F: i32>(
         (rows.exponents.as_chunks::<L>().0, rows.mantissas.as_chunks::<L>().0);
     let (exponents, mantissas) = (columns.exponents.as_chunks::<L>().0, columns.mantissas.as_chunks::<L>().0);
     let clamp = _mm256_set1_epi32(scalar.model().emin.unwrap_or(NO_CLAMP));
-    scalar.for_each_block(c, |row, block, lanes| {
-        let mut sum = load_u32(lanes);
+    scalar.for_each_block(c, |first_row, block, lanes| {
         for group in range.clone() {
-            let (at_row, at_block) = (row * groups + group, block * groups + group);
-            let terms = Terms::<L, F> {
-                row_exponents: &row_exponents[at_row],
-                row_mantissas: &row_mantissas[at_row],
-                exponents: &exponents[at_block],
-                mantissas: &mantissas[at_block],
-            };
-            let (next, out_of_range) = terms.add_to(sum, clamp);
-            sum = if out_of_range | rows.special[at_row] | columns.special[at_block] {
-                let mut redone = store_u32(sum);
-                scalar.lanes(row, block * 8, group, &mut redone);
-                load_u32(&redone)
-            } else {
-                next
-            };
+            for (row, lanes) in (first_row..).zip(lanes.iter_mut()) {
+                let (at_row, at_block) = (row * groups + group, block * groups + group);
+                let terms = Terms::<L, F> {
+                    row_exponents: &row_exponents[at_row],
+                    row_mantissas: &row_mantissas[at_row],
+                    exponents: &exponents[at_block],
+                    mantissas: &mantissas[at_block],
+                };
+                let (next, out_of_range) = terms.add_to(load_u32(lanes), clamp);
+                if out_of_range | rows.special[at_row] | columns.special[at_block] {
+                    scalar.lanes(row, block * 8, group, lanes);
+                } else {
+                    *lanes = store_u32(next);
+                }
+            }
         }
-        *lanes = store_u32(sum);
     });
 }
 
@@ -91,13 +89,11 @@ impl<const L: usize, const F: i32> Terms<'_, L, F> {
         // Two sums: sixteen products fill 32 bits, and the accumulator needs room beside them.
         let mut sums =
             [_mm256_setzero_si256(), align_accumulator::<F>(c, mantissa, _mm256_sub_epi32(top, exponent))];
-        for k in 0..L {
-            let from_row = _mm256_sub_epi32(top, _mm256_set1_epi32(self.row_exponents[k]));
-            let distance = _mm256_sub_epi32(from_row, load_i32(&self.exponents[k]));
-            let product =
-                _mm256_madd_epi16(_mm256_set1_epi32(self.row_mantissas[k]), load_i32(&self.mantissas[k]));
-            let aligned = _mm256_srlv_epi32(_mm256_abs_epi32(product), distance);
-            sums[k / 16] = _mm256_add_epi32(sums[k / 16], _mm256_sign_epi32(aligned, product));
+        for k in 0..L.min(16) {
+            sums[0] = self.add_term(k, sums[0], top);
+        }
+        for k in 16..L {
+            sums[1] = self.add_term(k, sums[1], top);
         }
         let huge = any(_mm256_cmpgt_epi32(top, _mm256_set1_epi32(FIRST_HUGE - 1)));
         if F == 13 {
@@ -105,6 +101,18 @@ impl<const L: usize, const F: i32> Terms<'_, L, F> {
         } else {
             (finish_25(sums, top), huge | may_be_subnormal(sums, top))
         }
+    }
+
+    /// Product `k`, its magnitude truncated to the grid below `top`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn add_term(&self, k: usize, sum: __m256i, top: __m256i) -> __m256i {
+        let from_row = _mm256_sub_epi32(top, _mm256_set1_epi32(self.row_exponents[k]));
+        let distance = _mm256_sub_epi32(from_row, load_i32(&self.exponents[k]));
+        let row = _mm256_set1_epi32(self.row_mantissas[k]);
+        let product = _mm256_madd_epi16(row, load_i32(&self.mantissas[k]));
+        let aligned = _mm256_srlv_epi32(_mm256_abs_epi32(product), distance);
+        _mm256_add_epi32(sum, _mm256_sign_epi32(aligned, product))
     }
 }
 

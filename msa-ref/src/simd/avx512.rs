@@ -44,26 +44,24 @@ fn chains<const L: usize>(
         (rows.exponents.as_chunks::<L>().0, rows.mantissas.as_chunks::<L>().0);
     let (exponents, mantissas) = (columns.exponents.as_chunks::<L>().0, columns.mantissas.as_chunks::<L>().0);
     let clamp = _mm512_set1_epi32(scalar.model().emin.unwrap_or(NO_CLAMP));
-    scalar.for_each_block(c, |row, block, lanes| {
-        let mut sum = load_u32(lanes);
+    scalar.for_each_block(c, |first_row, block, lanes| {
         for group in range.clone() {
-            let (at_row, at_block) = (row * groups + group, block * groups + group);
-            let terms = Terms {
-                row_exponents: &row_exponents[at_row],
-                row_mantissas: &row_mantissas[at_row],
-                exponents: &exponents[at_block],
-                mantissas: &mantissas[at_block],
-            };
-            let (next, huge) = terms.add_to(sum, clamp);
-            sum = if huge | rows.special[at_row] | columns.special[at_block] {
-                let mut redone = store_u32(sum);
-                scalar.lanes(row, block * 16, group, &mut redone);
-                load_u32(&redone)
-            } else {
-                next
-            };
+            for (row, lanes) in (first_row..).zip(lanes.iter_mut()) {
+                let (at_row, at_block) = (row * groups + group, block * groups + group);
+                let terms = Terms {
+                    row_exponents: &row_exponents[at_row],
+                    row_mantissas: &row_mantissas[at_row],
+                    exponents: &exponents[at_block],
+                    mantissas: &mantissas[at_block],
+                };
+                let (next, out_of_range) = terms.add_to(load_u32(lanes), clamp);
+                if out_of_range | rows.special[at_row] | columns.special[at_block] {
+                    scalar.lanes(row, block * 16, group, lanes);
+                } else {
+                    *lanes = store_u32(next);
+                }
+            }
         }
-        *lanes = store_u32(sum);
     });
 }
 
@@ -91,14 +89,24 @@ impl<const L: usize> Terms<'_, L> {
         top = _mm512_max_epi32(top, accumulator.exponent);
         // Two sums: sixteen products fill 32 bits, and the accumulator needs room beside them.
         let mut sums = [_mm512_setzero_si512(), accumulator.aligned(top)];
-        for k in 0..L {
-            let product =
-                _mm512_madd_epi16(_mm512_set1_epi32(self.row_mantissas[k]), load_i32(&self.mantissas[k]));
-            let aligned = _mm512_srlv_epi32(_mm512_abs_epi32(product), _mm512_sub_epi32(top, exponents[k]));
-            sums[k / 16] = add_signed(sums[k / 16], aligned, _mm512_movepi32_mask(product));
+        for (k, &exponent) in exponents.iter().enumerate().take(16) {
+            sums[0] = self.add_term(k, sums[0], _mm512_sub_epi32(top, exponent));
+        }
+        for (k, &exponent) in exponents.iter().enumerate().skip(16) {
+            sums[1] = self.add_term(k, sums[1], _mm512_sub_epi32(top, exponent));
         }
         let huge = _mm512_cmpge_epi32_mask(top, _mm512_set1_epi32(FIRST_HUGE)) != 0;
         (finish(sums, _mm512_sub_epi32(top, _mm512_set1_epi32(25))), huge)
+    }
+
+    /// Product `k`, its magnitude truncated to the grid `distance` binades above its own.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+    fn add_term(&self, k: usize, sum: __m512i, distance: __m512i) -> __m512i {
+        let row = _mm512_set1_epi32(self.row_mantissas[k]);
+        let product = _mm512_madd_epi16(row, load_i32(&self.mantissas[k]));
+        let aligned = _mm512_srlv_epi32(_mm512_abs_epi32(product), distance);
+        add_signed(sum, aligned, _mm512_movepi32_mask(product))
     }
 }
 

@@ -29,28 +29,26 @@ pub(super) fn tile(scalar: &ScalarPath<'_>, columns: &PairColumns, range: Range<
     let exponents = columns.exponents.as_chunks::<PAIRS>().0;
     let magnitudes = columns.magnitudes.as_chunks::<PAIRS>().0;
     let signs = columns.signs.as_chunks::<PAIRS>().0;
-    scalar.for_each_block(c, |row, block, lanes| {
-        let mut sum = load_u32(lanes);
+    scalar.for_each_block(c, |first_row, block, lanes| {
         for group in range.clone() {
-            let (at_row, at_block) = (row * groups + group, block * groups + group);
-            let terms = Terms {
-                row_exponents: &row_exponents[at_row],
-                row_magnitudes: &row_magnitudes[at_row],
-                row_signs: &row_signs[at_row],
-                exponents: &exponents[at_block],
-                magnitudes: &magnitudes[at_block],
-                signs: &signs[at_block],
-            };
-            let (next, huge) = terms.add_to(sum);
-            sum = if huge | rows.special[at_row] | columns.special[at_block] {
-                let mut redone = store_u32(sum);
-                scalar.lanes(row, block * 16, group, &mut redone);
-                load_u32(&redone)
-            } else {
-                next
-            };
+            for (row, lanes) in (first_row..).zip(lanes.iter_mut()) {
+                let (at_row, at_block) = (row * groups + group, block * groups + group);
+                let terms = Terms {
+                    row_exponents: &row_exponents[at_row],
+                    row_magnitudes: &row_magnitudes[at_row],
+                    row_signs: &row_signs[at_row],
+                    exponents: &exponents[at_block],
+                    magnitudes: &magnitudes[at_block],
+                    signs: &signs[at_block],
+                };
+                let (next, out_of_range) = terms.add_to(load_u32(lanes));
+                if out_of_range | rows.special[at_row] | columns.special[at_block] {
+                    scalar.lanes(row, block * 16, group, lanes);
+                } else {
+                    *lanes = store_u32(next);
+                }
+            }
         }
-        *lanes = store_u32(sum);
     });
 }
 

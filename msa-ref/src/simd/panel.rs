@@ -1,5 +1,8 @@
 //! Operands decoded once into (exponent, mantissa) panels, so that the inner loops never look at a code.
 
+// Used by the x86-64 kernels only.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
 use crate::arith::operand::Layout;
 use crate::arith::{DotModel, Operand};
 

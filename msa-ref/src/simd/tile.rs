@@ -1,5 +1,8 @@
 //! A fused model over a tile of outputs: which kernel runs it, and the scalar path that every kernel falls back to.
 
+// Used by the x86-64 kernels only.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
 use std::ops::Range;
 
 use super::SimdLevel;
@@ -19,11 +22,8 @@ pub(crate) struct Panel {
 
 enum Kernel {
     Scalar,
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx2(Columns<8>),
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx512(Columns<16>),
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx512Fp8(PairColumns),
 }
 
@@ -159,22 +159,32 @@ impl ScalarPath<'_> {
         }
     }
 
-    /// Calls `chain(row, block, lanes)` for every row and block of `W` columns, with the accumulators of that block.
+    /// Calls `chain(first_row, block, lanes)` for every few rows and every block of `W` columns, with the accumulators
+    /// of those rows and that block.
     pub(crate) fn for_each_block<const W: usize>(
         &self,
         c: &mut [u32],
-        mut chain: impl FnMut(usize, usize, &mut [u32; W]),
+        mut chain: impl FnMut(usize, usize, &mut [[u32; W]]),
     ) {
         let columns = self.panel.columns;
         // Blocks outside: the panel of a block stays in the first-level cache for all rows.
-        for block in 0..columns.div_ceil(W) {
-            for (row, outputs) in c.chunks_mut(columns).enumerate() {
-                let outputs = &mut outputs[block * W..columns.min((block + 1) * W)];
-                let mut lanes = [0; W];
-                lanes[..outputs.len()].copy_from_slice(outputs);
-                chain(row, block, &mut lanes);
-                outputs.copy_from_slice(&lanes[..outputs.len()]);
+        for first_column in (0..columns).step_by(W) {
+            let width = W.min(columns - first_column);
+            for (index, rows) in c.chunks_mut(INTERLEAVED_ROWS * columns).enumerate() {
+                let mut lanes = [[0; W]; INTERLEAVED_ROWS];
+                let outputs = || first_column..first_column + width;
+                let count = rows.len() / columns;
+                for (lanes, row) in lanes.iter_mut().zip(rows.chunks(columns)) {
+                    lanes[..width].copy_from_slice(&row[outputs()]);
+                }
+                chain(index * INTERLEAVED_ROWS, first_column / W, &mut lanes[..count]);
+                for (lanes, row) in lanes.iter().zip(rows.chunks_mut(columns)) {
+                    row[outputs()].copy_from_slice(&lanes[..width]);
+                }
             }
         }
     }
 }
+
+/// Rows whose chains run side by side: a chain waits for its own last step, and meanwhile the others can work.
+const INTERLEAVED_ROWS: usize = 4;
