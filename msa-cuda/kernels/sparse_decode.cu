@@ -42,35 +42,31 @@ struct Shape {
   static constexpr int SHARED = BARRIERS + WARPS * 2 * RING * 8;
 };
 
-// The slots of a part that can be read, packed in slot order: block in x, page in y.
+// The slots of a part that can be read, packed in slot order: block in x, page in y. A block that stands in the list a second
+// time is left out.
 MSA_DEVICE int load_slots(const DecodeArguments& p, const Request& request, int request_id, int row, int list, int own, uint2 part,
                           uint32_t s_slots, int lane, bool report) {
   const int32_t* ids = (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list);
-  int count = 0;
-  for (uint32_t base = part.x; base < part.y; base += 32) {
+  int count = 0, before = -1;
+  for (uint32_t base = 0; base < p.k; base += 32) {
     const uint32_t slot = base + lane;
-    const int id = slot < part.y ? ids[slot] : -1;
-    const bool candidate = id >= 0 && id <= own;
-    if (report && (id < -1 || (id >= 0 && (int64_t)id * BLOCK >= request.tokens))) raise(p.batch, STATUS_BLOCK);
-    const int64_t page = candidate ? physical_page(p.batch, request_id, id) : -1;
+    const int id = slot < p.k ? ids[slot] : -1;
+    bool twice = (__match_any_sync(FULL_WARP, id) & ((1u << lane) - 1)) != 0;
+    if (base)
+      for (int i = 0; i < 32; i++) twice |= __shfl_sync(FULL_WARP, before, i) == id;
+    before = id;
+    if (report) {
+      if (id < -1 || (id >= 0 && (int64_t)id * BLOCK >= request.tokens)) raise(p.batch, STATUS_BLOCK);
+      if (id >= 0 && twice) raise(p.batch, STATUS_DUPLICATE);
+    }
+    const bool mine = slot >= part.x && slot < part.y && id >= 0 && id <= own && !twice;
+    const int64_t page = mine ? physical_page(p.batch, request_id, id) : -1;
     const uint32_t valid = __ballot_sync(FULL_WARP, page >= 0);
     if (page >= 0) store_shared_64(s_slots + (count + __popc(valid & ((1u << lane) - 1))) * 8, make_uint2(id, (uint32_t)page));
     count += __popc(valid);
   }
   __syncwarp();
   return count;
-}
-
-// A block that is named twice in the list of a row; `lane` looks at slots lane and lane + 32.
-MSA_DEVICE void check_duplicates(const DecodeArguments& p, int row, int list, int lane) {
-  const int32_t* ids = (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list);
-  const int a = lane < (int)p.k ? ids[lane] : -1, b = lane + 32 < (int)p.k ? ids[lane + 32] : -1;
-  bool twice = a >= 0 && a == b;
-  for (int i = 0; i < 32; i++) {
-    const int x = __shfl_sync(FULL_WARP, a, i), y = __shfl_sync(FULL_WARP, b, i);
-    twice |= (i != lane && ((a >= 0 && a == x) || (b >= 0 && b == y))) || (a >= 0 && a == y) || (b >= 0 && b == x);
-  }
-  if (twice) raise(p.batch, STATUS_DUPLICATE);
 }
 
 MSA_DEVICE void store_output(const DecodeArguments& p, int row, int head, int channel, float4 v) {
@@ -99,6 +95,9 @@ MSA_DEVICE void finish(const DecodeArguments& p, int row, int head, int channel,
     *(float*)(p.lse + (uint64_t)row * p.lse_row + (uint64_t)head * p.lse_head) = lse;
   }
 }
+
+// f32(scale * log2 e).
+MSA_DEVICE float binary_scale(float scale) { return __double2float_rn(__dmul_rn((double)scale, 1.4426950408889634)); }
 
 MSA_DEVICE float weight_of(float m, float most, float c) {
   return most == -INFINITY ? 0.f : exp2_approx(__fmul_rn(__fadd_rn(m, -most), c));
@@ -139,8 +138,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int row = request.first_row + i_row, visible = visible_tokens(p.batch, request, i_row), own = visible > 0 ? (visible - 1) / BLOCK : -1;
   const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
   const uint2 part = p.parts[request_id * p.splits + split];
-  const int count = load_slots(p, request, request_id, row, list, own, part, s_slots, lane, w == 0);
-  if (p.checked && split == 0 && w == 0) check_duplicates(p, row, list, lane);
+  const int count = load_slots(p, request, request_id, row, list, own, part, s_slots, lane, w == 0 && split == 0);
 
   // ---- ring: 32 tokens of K, or of V, a stage
   auto issue = [&](int i, const View& data, const View& scale, uint32_t destination, uint32_t barrier) {
@@ -184,7 +182,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     store_shared_128(s_query + (2 * w + 1) * 512 + lane * 16, make_uint4(x.z, y.z, x.w, y.w));
   }
   const float scale = __fmul_rn(__fmul_rn(p.softmax_scale, scale_or_one(p.query_factor)), scale_or_one(p.key_factor));
-  const float c = __fmul_rn(scale, 1.44269502f);  // log2(e)
+  const float c = binary_scale(scale);
   __syncthreads();
 
   float o[16][4];
@@ -449,7 +447,7 @@ MSA_DEVICE void combine_parts(const DecodeArguments& p) {
   if (i_row >= request.rows) return;
   const int row = request.first_row + i_row;
   const float scale = __fmul_rn(__fmul_rn(p.softmax_scale, scale_or_one(p.query_factor)), scale_or_one(p.key_factor));
-  const float c = __fmul_rn(scale, 1.44269502f);
+  const float c = binary_scale(scale);
   const uint64_t first = (uint64_t)row * p.splits * heads + head;
   float top = -INFINITY, total = 0.f;
   for (uint32_t k = 0; k < p.splits; k++) top = fmaxf(top, p.partial_states[(first + (uint64_t)k * heads) * 2]);

@@ -76,8 +76,11 @@ struct DecodeArguments {
   float* partial_states;   // [rows][splits][query heads][2]: maximum, sum
   float softmax_scale;
   uint32_t k, groups, group_heads, heads_per_kv, lists, splits;
-  uint32_t query_is_e4m3, output_type, lse_base_two, v_scale_linear, checked;
-  uint32_t one, combine_in_workspace;
+  uint32_t query_is_e4m3, output_type, lse_base_two, v_scale_linear;
+  uint32_t one, combine_in_workspace, pad;
 };
+
+static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
+static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 
 }  // namespace msa
