@@ -1,6 +1,6 @@
 //! Random cases on a device against the reference's execution of the same plan, bit for bit.
 //!
-//! `check [rehearse] [cases] [seed]`. Prints one line a differing case and a table of what was hit; ends with a failure if a bit differs.
+//! `check [rehearse] [cases] [seed] [seconds]`: at most so many seconds. Prints one line a differing case and a table of what was hit; ends with a failure if a bit differs.
 
 #[path = "check/cases.rs"]
 mod cases;
@@ -9,6 +9,7 @@ mod device;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use cases::{Case, Random};
 use msa_core::backend::Status;
@@ -18,7 +19,8 @@ fn main() -> ExitCode {
     let arguments: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let (count, seed) = (arguments.first().copied().unwrap_or(200), arguments.get(1).copied().unwrap_or(1));
     let rehearses = std::env::args().any(|a| a == "rehearse");
-    match if rehearses { rehearse(count, seed) } else { run(count, seed) } {
+    let limit = Duration::from_secs(arguments.get(2).copied().unwrap_or(3600));
+    match if rehearses { rehearse(count, seed) } else { run(count, seed, limit) } {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -45,12 +47,14 @@ fn rehearse(count: u64, seed: u64) -> msa_core::error::Result<u64> {
 }
 
 /// Differing cases.
-fn run(count: u64, seed: u64) -> msa_core::error::Result<u64> {
+fn run(count: u64, seed: u64, limit: Duration) -> msa_core::error::Result<u64> {
     let cuda = msa_cuda::backend().open(0)?;
     println!("{} driver {}", cuda.info(), cuda.info().driver);
     let reference = msa_ref::device();
     let (mut failed, mut hits) = (0, BTreeMap::<String, u64>::new());
-    for number in 0..count {
+    let (start, mut done) = (Instant::now(), 0);
+    for number in (0..count).take_while(|_| start.elapsed() < limit) {
+        done += 1;
         let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)));
         let plan = match cuda.plan(&case.op, &case.bounds, &case.options) {
             Ok(plan) => plan,
@@ -70,12 +74,15 @@ fn run(count: u64, seed: u64) -> msa_core::error::Result<u64> {
             println!("case {number} seed {seed}: {}: {difference}: {case}", plan.variant);
         } else if statuses {
             failed += 1;
-            println!("case {number} seed {seed}: {}: status {} want {}: {case}", plan.variant, got.status, want.status);
+            println!(
+                "case {number} seed {seed}: {}: status {} want {}: {case}",
+                plan.variant, got.status, want.status
+            );
         }
     }
     for (what, hit) in &hits {
         println!("{hit:7} {what}");
     }
-    println!("{} passed, {failed} failed", count - failed);
+    println!("{} passed, {failed} failed", done - failed);
     Ok(failed)
 }

@@ -29,7 +29,9 @@ constexpr int MAX_SLOTS = 64, WARPS = 4, GROUP = 16;
 // S: type of the first product, V: of the second.
 template <Cache C, Mma S, Mma V>
 struct Shape {
-  static constexpr int RING = C == Cache::BF16 ? 1 : 2;  // stages of K, and of V
+  // Stages of K, and of V: K is refilled while V is worked on, so one of each already overlaps; what shared memory is saved
+  // holds a fourth block an SM for FP8.
+  static constexpr int RING = C == Cache::NVFP4 ? 2 : 1;
   static constexpr int RING_BYTES = WARPS * 2 * RING * Bytes<C>::STAGE;
   static constexpr Table KEY_TABLE = S == Mma::BF16 ? Table::BF16 : Table::E4M3;
   static constexpr int KEY_TABLE_BYTES = C == Cache::NVFP4 && S == Mma::BF16 ? Nvfp4<Table::BF16>::SHARED_BYTES : 0;

@@ -5,14 +5,16 @@ use std::fmt;
 
 use half::bf16;
 use msa_core::args::Role;
-use msa_core::cache::{CacheFormat, IndexCache, KvCache, block_outer, head_slot, interleaved, planar, sglang_row};
+use msa_core::cache::{
+    CacheFormat, IndexCache, KvCache, block_outer, head_slot, interleaved, planar, sglang_row,
+};
 use msa_core::error::Result;
 use msa_core::format::E4m3;
 use msa_core::geometry::{Geometry, Grouping};
 use msa_core::lengths::{Lengths, RequestBound};
 use msa_core::op::{
-    Attention, AttentionOutput, Dequantise, ForcedPriority, IndexScore, LseBase, NanRule, Op, ScorePrecision, Select,
-    SelectOrder,
+    Attention, AttentionOutput, Dequantise, ForcedPriority, IndexScore, LseBase, NanRule, Op, ScorePrecision,
+    Select, SelectOrder,
 };
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::DType;
@@ -87,7 +89,17 @@ const PAGE: u32 = 128;
 
 impl Case {
     pub(crate) fn random(random: &mut Random) -> Self {
-        let heads = random.pick(&[(64, 4, 4), (64, 4, 4), (32, 2, 2), (16, 1, 1), (8, 8, 8), (16, 4, 8), (64, 8, 8), (64, 4, 8), (4, 2, 2)]);
+        let heads = random.pick(&[
+            (64, 4, 4),
+            (64, 4, 4),
+            (32, 2, 2),
+            (16, 1, 1),
+            (8, 8, 8),
+            (16, 4, 8),
+            (64, 8, 8),
+            (64, 4, 8),
+            (4, 2, 2),
+        ]);
         let geometry = Geometry {
             query_heads: heads.0,
             kv_heads: heads.1,
@@ -106,7 +118,12 @@ impl Case {
         let op = IndexScore {
             geometry,
             query: random.pick(&[DType::Bf16, DType::E4m3, DType::E4m3]),
-            keys: random.pick(&[CacheFormat::Bf16, CacheFormat::E4m3, CacheFormat::Nvfp4, CacheFormat::Nvfp4]),
+            keys: random.pick(&[
+                CacheFormat::Bf16,
+                CacheFormat::E4m3,
+                CacheFormat::Nvfp4,
+                CacheFormat::Nvfp4,
+            ]),
             dequantise: random.pick(&[Dequantise::E4m3, Dequantise::E4m3, Dequantise::Exact]),
             precision: random.pick(&[ScorePrecision::Faithful, ScorePrecision::Fast]),
             ..IndexScore::default()
@@ -117,7 +134,8 @@ impl Case {
         case.add_scales(random, &[Role::IndexQueryScale, Role::IndexKeyScale]);
         let blocks = geometry.blocks(case.bounds.max_kv_len().into()).max(1) + random.below(3);
         case.add_output(Role::Scores, DType::F32, &[rows, geometry.index_heads.into(), blocks]);
-        let bytes = IndexCache::planar(&geometry, op.keys, case.pages, 4096).map_or(0, |c| c.key.page_stride) * case.pages;
+        let bytes = IndexCache::planar(&geometry, op.keys, case.pages, 4096).map_or(0, |c| c.key.page_stride)
+            * case.pages;
         case.fill_pool(random, op.keys, bytes);
         case
     }
@@ -155,9 +173,19 @@ impl Case {
         let op = Attention {
             geometry,
             query: random.pick(&[DType::Bf16, DType::E4m3]),
-            cache: random.pick(&[CacheFormat::Bf16, CacheFormat::E4m3, CacheFormat::Nvfp4, CacheFormat::Nvfp4]),
+            cache: random.pick(&[
+                CacheFormat::Bf16,
+                CacheFormat::E4m3,
+                CacheFormat::Nvfp4,
+                CacheFormat::Nvfp4,
+            ]),
             softmax_scale: random.pick(&[0.0, 0.0, 0.3, 0.01]),
-            grouping: random.pick(&[Grouping::PerHead, Grouping::PerHead, Grouping::PerHead, Grouping::Reduced]),
+            grouping: random.pick(&[
+                Grouping::PerHead,
+                Grouping::PerHead,
+                Grouping::PerHead,
+                Grouping::Reduced,
+            ]),
             output: AttentionOutput {
                 dtype: random.pick(&[DType::Bf16, DType::Bf16, DType::F16, DType::F32]),
                 lse: random.chance(60),
@@ -167,7 +195,9 @@ impl Case {
             ..Attention::default()
         };
         let mut case = Self::empty(random, Op::SparseDecode(op.clone()), 40);
-        case.options.splits = random.pick(&[None, None, None, Some(1), Some(2), Some(5), Some(16), Some(40)]).filter(|&s| s <= geometry.top_k);
+        case.options.splits = random
+            .pick(&[None, None, None, Some(1), Some(2), Some(5), Some(16), Some(40)])
+            .filter(|&s| s <= geometry.top_k);
         let rows = case.add_batch(random, true);
         case.add_rows(random, Role::Query, op.query, rows, geometry.query_heads);
         case.add_scales(random, &[Role::QueryScale, Role::KeyScale, Role::ValueScale]);
@@ -177,7 +207,8 @@ impl Case {
         if op.output.lse {
             case.add_output(Role::Lse, DType::F32, &[rows, geometry.query_heads.into()]);
         }
-        let layouts = [Layout::Planar, Layout::HeadSlot, Layout::SglangRow, Layout::Interleaved, Layout::BlockOuter];
+        let layouts =
+            [Layout::Planar, Layout::HeadSlot, Layout::SglangRow, Layout::Interleaved, Layout::BlockOuter];
         case.layout = random.pick(&layouts);
         if case.layout == Layout::Interleaved && op.cache == CacheFormat::Nvfp4 {
             case.layout = Layout::HeadSlot;
@@ -201,7 +232,9 @@ impl Case {
             lengths.push((rows as u32, tokens as u32));
         }
         let slack = random.below(2) as u32;
-        let bounds = lengths.iter().map(|&(r, t)| RequestBound { query_len: (q as u32).max(r), kv_len: t + slack * 200 });
+        let bounds = lengths
+            .iter()
+            .map(|&(r, t)| RequestBound { query_len: (q as u32).max(r), kv_len: t + slack * 200 });
         let bounds = Lengths::new(bounds).unwrap_or_else(|_| Lengths::default());
         let blocks: u64 = lengths.iter().map(|l| u64::from(l.1.div_ceil(PAGE))).sum();
         Self {
@@ -290,11 +323,18 @@ impl Case {
 
     fn add_output(&mut self, role: Role, dtype: DType, shape: &[u64]) {
         let count: u64 = shape.iter().product::<u64>() * dtype.bytes();
-        self.outputs.push(Input { role, dtype, shape: shape.to_vec(), bytes: vec![0xa5; count as usize], pad: 0 });
+        self.outputs.push(Input {
+            role,
+            dtype,
+            shape: shape.to_vec(),
+            bytes: vec![0xa5; count as usize],
+            pad: 0,
+        });
     }
 
     fn add_lists(&mut self, random: &mut Random, rows: u64, lists: u32, k: u32) {
-        let request_of: Vec<u32> = self.lengths.iter().flat_map(|l| std::iter::repeat_n(l.1, l.0 as usize)).collect();
+        let request_of: Vec<u32> =
+            self.lengths.iter().flat_map(|l| std::iter::repeat_n(l.1, l.0 as usize)).collect();
         let style = random.below(4);
         let mut all = Vec::new();
         for row in 0..rows {
@@ -316,8 +356,20 @@ impl Case {
                     0 => 1.0,
                     1 => (random.below(3) as f32) - 1.0,
                     2 => block as f32,
-                    3 => if block % 16 == 5 { 1000.0 + block as f32 } else { -1.0 },
-                    4 => if random.chance(2) { random.normal() } else { f32::NEG_INFINITY },
+                    3 => {
+                        if block % 16 == 5 {
+                            1000.0 + block as f32
+                        } else {
+                            -1.0
+                        }
+                    }
+                    4 => {
+                        if random.chance(2) {
+                            random.normal()
+                        } else {
+                            f32::NEG_INFINITY
+                        }
+                    }
                     _ => random.normal(),
                 };
                 let value = if nan && random.chance(3) { f32::NAN } else { value };
@@ -332,7 +384,9 @@ impl Case {
         let count = bytes / dtype.bytes();
         self.pool = match format {
             // Codes and scales of a pool are not told apart: every byte is a moderate scale, and any byte is two codes.
-            CacheFormat::Nvfp4 => (0..count).map(|_| 0x20 + random.below(40) as u8 + 0x80 * u8::from(random.chance(3))).collect(),
+            CacheFormat::Nvfp4 => (0..count)
+                .map(|_| 0x20 + random.below(40) as u8 + 0x80 * u8::from(random.chance(3)))
+                .collect(),
             _ => elements(random, dtype, count, self.special == "nan"),
         };
         if self.special == "nan" && format == CacheFormat::Nvfp4 {
@@ -348,7 +402,8 @@ impl Case {
     fn poison_tails(&mut self, _: &mut Random) {
         let Some(table) = self.inputs.iter().find(|i| i.role == Role::BlockTable) else { return };
         let width = table.shape[1] as usize;
-        let ids: Vec<i32> = table.bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let ids: Vec<i32> =
+            table.bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         let geometry = *self.op.geometry();
         for (request, &(_, tokens)) in self.lengths.iter().enumerate() {
             if tokens % PAGE == 0 {
@@ -360,9 +415,14 @@ impl Case {
             }
             for component in self.components(&geometry) {
                 let (view, row) = component;
-                for head in 0..if matches!(self.op, Op::IndexScore(_)) { 1 } else { u64::from(geometry.kv_heads) } {
+                for head in
+                    0..if matches!(self.op, Op::IndexScore(_)) { 1 } else { u64::from(geometry.kv_heads) }
+                {
                     for token in u64::from(tokens % PAGE)..u64::from(PAGE) {
-                        let at = view.address - 4096 + page as u64 * view.page_stride + head * view.head_stride + token * view.token_stride;
+                        let at = view.address - 4096
+                            + page as u64 * view.page_stride
+                            + head * view.head_stride
+                            + token * view.token_stride;
                         let at = at as usize;
                         self.pool[at..at + row as usize].fill(0xff);
                     }
@@ -382,14 +442,19 @@ impl Case {
                 .map(|c| {
                     let linear = c.v_scale_order == msa_core::cache::VScaleOrder::Linear;
                     let all = c.components(geometry);
-                    all.iter().filter(|c| c.name != "value_scale" || linear).map(|c| (c.view, c.row_bytes)).collect()
+                    all.iter()
+                        .filter(|c| c.name != "value_scale" || linear)
+                        .map(|c| (c.view, c.row_bytes))
+                        .collect()
                 })
                 .unwrap_or_default(),
         }
     }
 
     pub(crate) fn kv_cache(&self, address: u64) -> Result<KvCache> {
-        let Op::SparseDecode(op) = &self.op else { return planar(&Geometry::M3, CacheFormat::Bf16, 1, address) };
+        let Op::SparseDecode(op) = &self.op else {
+            return planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
+        };
         let (g, f, n) = (&op.geometry, op.cache, self.pages);
         let cache = match self.layout {
             Layout::Planar => planar(g, f, n, address),
@@ -402,7 +467,9 @@ impl Case {
     }
 
     pub(crate) fn index_cache(&self, address: u64) -> Result<IndexCache> {
-        let Op::IndexScore(op) = &self.op else { return IndexCache::planar(&Geometry::M3, CacheFormat::Bf16, 1, address) };
+        let Op::IndexScore(op) = &self.op else {
+            return IndexCache::planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
+        };
         let cache = IndexCache::planar(&op.geometry, op.keys, self.pages, address)?;
         Ok(IndexCache { null_page: self.null_page, ..cache })
     }
@@ -427,7 +494,11 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} lengths {:?} layout {:?} null {:?} special '{}' options {:?}", self.op, self.lengths, self.layout, self.null_page, self.special, self.options.splits)
+        write!(
+            f,
+            "{:?} lengths {:?} layout {:?} null {:?} special '{}' options {:?}",
+            self.op, self.lengths, self.layout, self.null_page, self.special, self.options.splits
+        )
     }
 }
 
@@ -457,11 +528,19 @@ fn elements(random: &mut Random, dtype: DType, count: u64, nan: bool) -> Vec<u8>
     let scale = random.pick(&[1.0, 1.0, 4.0, 0.05]);
     match dtype {
         DType::Bf16 => {
-            let mut value = || if nan && random.chance(1) && random.chance(2) { f32::NAN } else { random.normal() * scale };
+            let mut value = || {
+                if nan && random.chance(1) && random.chance(2) { f32::NAN } else { random.normal() * scale }
+            };
             (0..count).flat_map(|_| bf16::from_f32(value()).to_le_bytes()).collect()
         }
         _ => {
-            let mut value = || if nan && random.chance(1) && random.chance(2) { 0x7f } else { E4m3::from_f32_rne_satfinite(random.normal() * scale).to_bits() };
+            let mut value = || {
+                if nan && random.chance(1) && random.chance(2) {
+                    0x7f
+                } else {
+                    E4m3::from_f32_rne_satfinite(random.normal() * scale).to_bits()
+                }
+            };
             (0..count).map(|_| value()).collect()
         }
     }

@@ -45,7 +45,8 @@ pub(crate) fn run(device: &dyn Device, plan: &Plan, case: &Case) -> Result<Outco
         Op::SparseDecode(_) => args = args.with_kv_cache(case.kv_cache(pool)?),
         _ => {}
     }
-    let workspace = Span { address: place(&vec![0xee; plan.workspace_bytes as usize])?, bytes: plan.workspace_bytes };
+    let workspace =
+        Span { address: place(&vec![0xee; plan.workspace_bytes as usize])?, bytes: plan.workspace_bytes };
     let prepared = device.prepare(plan)?;
     // SAFETY: every address was allocated above and lives until the end of this function.
     unsafe { prepared.enqueue(Stream(0), &args, workspace) }?;

@@ -37,7 +37,10 @@ pub(crate) fn attention(
     };
     let (batch, status) = Batch::read(memory, args, plan, extents)?;
     let mut lists = memory.i32s(required(args, Role::BlockIndices)?)?;
-    let status = status.with(drop_duplicates(&mut lists, op.geometry.top_k as usize));
+    let width = lists.len() / batch.rows().len().max(1);
+    let status = status.with(drop_duplicates(&mut lists, op.geometry.top_k as usize, |at| {
+        batch.rows().get(at / width.max(1)).is_some_and(Option::is_some)
+    }));
     Ok(status.with(attend(plan, op, memory, args, &batch, &lists)?))
 }
 
@@ -66,10 +69,15 @@ fn required(args: &Args, role: Role) -> Result<&Tensor> {
     args.tensor(role).ok_or(Error::Missing { op: "the run", role: role.name() })
 }
 
-/// Replaces every further copy of an id in a list of `k` by -1.
-fn drop_duplicates(lists: &mut [i32], k: usize) -> Status {
+/// Replaces every further copy of an id in a list of `k` by -1; lists of padded rows, those at whose first element
+/// `is_there` is false, are not looked at.
+fn drop_duplicates(lists: &mut [i32], k: usize, is_there: impl Fn(usize) -> bool) -> Status {
     let mut status = 0;
-    for list in lists.chunks_exact_mut(k.max(1)) {
+    let k = k.max(1);
+    for (number, list) in lists.chunks_exact_mut(k).enumerate() {
+        if !is_there(number * k) {
+            continue;
+        }
         for slot in 1..list.len() {
             if list[slot] >= 0 && list[..slot].contains(&list[slot]) {
                 list[slot] = -1;

@@ -54,7 +54,9 @@ impl Image {
     /// Architectures of this image, as in [`ARCHS`].
     pub(super) fn archs(&self) -> Vec<&'static str> {
         let wanted = |arch: &&str| {
-            self.archs.as_ref().is_none_or(|list| list.iter().any(|name| name.strip_prefix("sm") == Some(*arch)))
+            self.archs
+                .as_ref()
+                .is_none_or(|list| list.iter().any(|name| name.strip_prefix("sm") == Some(*arch)))
         };
         ARCHS.into_iter().filter(wanted).collect()
     }

@@ -57,7 +57,9 @@ impl Toolchain {
         }
         install(root).map_err(|error| {
             let tried = refused.iter().map(|r| format!("\n  {r}")).collect::<String>();
-            format!("no nvcc of {OLDEST} or newer, and its wheels cannot be installed: {error}\ntried:{tried}")
+            format!(
+                "no nvcc of {OLDEST} or newer, and its wheels cannot be installed: {error}\ntried:{tried}"
+            )
         })?;
         Self::at(&wheel_bin(root)?)
     }
