@@ -22,6 +22,7 @@ pub mod export;
 pub mod header;
 pub mod host;
 pub mod layout;
+pub mod owned;
 pub mod table;
 
 pub use descriptor::amend;

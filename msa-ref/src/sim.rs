@@ -1,4 +1,5 @@
-//! Execution of plans: what a kernel computes, step by step, on host memory.
+//! Executes plans under the arithmetic that they name, bit for bit, on host memory.
 
+pub mod append;
 pub mod batch;
 pub mod paged;
