@@ -175,3 +175,26 @@ fn line(text: &mut String, content: &str) {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{content}");
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_committed_header_and_layout_are_up_to_date() {
+        let again = "run cargo xtask codegen";
+        assert!(include_str!("../../include/msa_plugin.h") == super::text(), "{again}");
+        assert!(include_str!("../../docs/abi-layout.txt") == crate::abi::layout::text(), "{again}");
+    }
+
+    #[test]
+    fn declarations_are_spelled_as_c_does() {
+        for (rust, c) in [
+            ("u32", "uint32_t x"),
+            ("[u64; 4]", "uint64_t x[4]"),
+            ("*const u8", "const char *x"),
+            ("*mut *const MsaPluginApi", "const MsaPluginApi **x"),
+            ("Option<MsaLog>", "MsaLog x"),
+        ] {
+            assert_eq!(super::declaration(rust, "x"), c);
+        }
+    }
+}

@@ -278,9 +278,10 @@ impl Device for PluginDevice {
         let header = plan_header(plan, &text)?;
         let function = self.handle.plugin.functions.prepare;
         let mut raw: *mut MsaPrepared = ptr::null_mut();
-        // SAFETY: the handle is open, the others live for the call.
-        self.handle
-            .call(|diag| unsafe { function(self.handle.raw, &raw const header, &raw mut raw, diag) })?;
+        self.handle.call(|diag| {
+            // SAFETY: the handle is open, the others live for the call.
+            unsafe { function(self.handle.raw, &raw const header, &raw mut raw, diag) }
+        })?;
         if raw.is_null() {
             return Err(self.handle.fault(Policy::PlainNumbers, "prepare gave null and status 0"));
         }
@@ -366,9 +367,10 @@ impl Prepared for PluginPrepared {
         let span = MsaSpan { address: workspace.address, bytes: workspace.bytes };
         let function = self.handle.plugin.functions.status;
         let mut word = 0;
-        // SAFETY: the handle is open, `span` lives for the call, and the caller vouches for the workspace.
-        self.handle
-            .call(|diag| unsafe { function(self.raw, stream.0, &raw const span, &raw mut word, diag) })?;
+        self.handle.call(|diag| {
+            // SAFETY: the handle is open, `span` lives for the call, and the caller vouches for the workspace.
+            unsafe { function(self.raw, stream.0, &raw const span, &raw mut word, diag) }
+        })?;
         Ok(Status(word))
     }
 }

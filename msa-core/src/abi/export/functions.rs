@@ -272,10 +272,8 @@ pub(super) unsafe extern "C" fn write(
     guard("write", diag, || {
         // SAFETY: as the module says.
         let device = unsafe { device_of(device, "write") }?;
-        let length = memory_length(bytes, length)?;
-        // SAFETY: not null unless empty, and valid for reads of its length as the module says.
-        let bytes =
-            if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(bytes.cast(), length) } };
+        // SAFETY: as the module says.
+        let bytes = unsafe { borrow_bytes(bytes, length) }?;
         Ok(device.memory().write(address, bytes)?)
     })
 }
@@ -290,13 +288,8 @@ pub(super) unsafe extern "C" fn read(
     guard("read", diag, || {
         // SAFETY: as the module says.
         let device = unsafe { device_of(device, "read") }?;
-        let length = memory_length(bytes, length)?;
-        // SAFETY: not null unless empty, and valid for writes of its length as the module says.
-        let bytes = if length == 0 {
-            &mut []
-        } else {
-            unsafe { std::slice::from_raw_parts_mut(bytes.cast(), length) }
-        };
+        // SAFETY: as the module says.
+        let bytes = unsafe { lend_bytes(bytes, length) }?;
         Ok(device.memory().read(address, bytes)?)
     })
 }
@@ -341,9 +334,30 @@ fn flat_variant(known: MsaVariant, variant: &Variant) -> MsaVariant {
     }
 }
 
-fn memory_length<T>(bytes: *const T, length: u64) -> Result<usize> {
+/// # Safety
+/// `bytes` is null or valid for reads of `length` bytes for all of `'a`.
+unsafe fn borrow_bytes<'a>(bytes: *const c_void, length: u64) -> Result<&'a [u8]> {
+    let length = check_length(bytes, length)?;
+    if length == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: not null, and valid for reads by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), length) })
+}
+
+/// # Safety
+/// `bytes` is null or valid for writes of `length` bytes, which nothing else uses, for all of `'a`.
+unsafe fn lend_bytes<'a>(bytes: *mut c_void, length: u64) -> Result<&'a mut [u8]> {
+    let length = check_length(bytes, length)?;
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: not null, and valid for writes by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), length) })
+}
+
+fn check_length(bytes: *const c_void, length: u64) -> Result<usize> {
     require(!bytes.is_null() || length == 0, "bytes", "memory of the caller", "null")?;
-    let most = isize::MAX as u64;
-    require(length <= most, "length", format!("at most {most}"), length)?;
+    require(length <= isize::MAX as u64, "length", format!("at most {}", isize::MAX), length)?;
     Ok(length as usize)
 }
