@@ -40,7 +40,10 @@ pub(crate) fn run(options: &Options, device: &Arc<dyn Device>) -> Result<Report,
     }
     let format = options.cache.unwrap_or(CacheFormat::Nvfp4);
     let mut report = Report {
-        case: format!("M3 demonstration, {PROMPT} tokens of prompt, {STEPS} decode steps, {} cache", format.name()),
+        case: format!(
+            "M3 demonstration, {PROMPT} tokens of prompt, {STEPS} decode steps, {} cache",
+            format.name()
+        ),
         device: device.info().to_string(),
         ..Report::default()
     };
@@ -90,14 +93,22 @@ fn check(
         let first = **row as usize * k;
         rows.indices[first..first + k] == **list
     });
-    report.agreement.push(judge::equal_count("block_indices, steps and single ops", SAMPLED.len(), same.count()));
+    report.agreement.push(judge::equal_count(
+        "block_indices, steps and single ops",
+        SAMPLED.len(),
+        same.count(),
+    ));
     let width = Geometry::M3.query_heads as usize * Geometry::M3.head_dim as usize;
     let same = SAMPLED.iter().zip(result.output.chunks_exact(width)).filter(|(row, out)| {
         let first = **row as usize * width;
         let step = &rows.output[first..first + width];
         step.iter().zip(out.iter()).all(|(a, b)| (a - b).abs() <= 1.0 / 128.0 * b.abs().max(1e-3))
     });
-    report.agreement.push(judge::equal_count("out, steps (bf16) and single ops", SAMPLED.len(), same.count()));
+    report.agreement.push(judge::equal_count(
+        "out, steps (bf16) and single ops",
+        SAMPLED.len(),
+        same.count(),
+    ));
     Ok(())
 }
 
@@ -122,7 +133,11 @@ impl Rows {
     fn sampled(&self) -> Self {
         let g = Geometry::M3;
         let pick = |bytes: &[u8], width: usize| {
-            SAMPLED.iter().flat_map(|&r| &bytes[r as usize * width..(r as usize + 1) * width]).copied().collect()
+            SAMPLED
+                .iter()
+                .flat_map(|&r| &bytes[r as usize * width..(r as usize + 1) * width])
+                .copied()
+                .collect()
         };
         Self {
             query: pick(&self.query, 2 * (g.query_heads * g.head_dim) as usize),
@@ -230,7 +245,8 @@ impl Layer {
             attention: Attention { cache: self.format, ..Attention::default() },
             ..Step::default()
         });
-        let (prepared, workspace) = prepare(&self.device, op, &Lengths::upto(1, rows, PROMPT + STEPS)?, options)?;
+        let (prepared, workspace) =
+            prepare(&self.device, op, &Lengths::upto(1, rows, PROMPT + STEPS)?, options)?;
         self.plans.push((prefill, prepared, workspace));
         Ok(self.plans.len() - 1)
     }

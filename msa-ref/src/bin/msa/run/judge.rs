@@ -1,10 +1,11 @@
 //! Is what came out right? The equations over the cache decide; the file's own tensors are held to the same.
 
+use msa_core::cache::CacheFormat;
 use msa_core::error::Result;
 use msa_core::format::round::f32_from_bf16;
-use msa_core::cache::CacheFormat;
 use msa_ref::spec::bound::{
-    AttentionBound, AttentionCase, UNIT, attention_bound, attention_bound_any_order, dot_bound, dot_bound_any_order,
+    AttentionBound, AttentionCase, UNIT, attention_bound, attention_bound_any_order, dot_bound,
+    dot_bound_any_order,
 };
 use msa_ref::spec::select::{Grouping, Order, SelectRule, select};
 use rayon::prelude::*;
@@ -189,7 +190,8 @@ fn judge_index(
         let own = (seen > 0).then(|| (seen - 1) / block);
         judgement.lists.equal(expected_list(workload, got, own) == ids);
         if let Some(file) = &workload.expected.block_indices {
-            let same = ids.iter().enumerate().all(|(slot, &id)| file.at(&[row, head, slot]) == Some(id as f32));
+            let same =
+                ids.iter().enumerate().all(|(slot, &id)| file.at(&[row, head, slot]) == Some(id as f32));
             judgement.file_lists.equal(same);
         }
     }
@@ -225,7 +227,8 @@ fn judge_attention(
         let kv = g.kv_head_of(head as u32) as usize;
         let list = row * g.index_heads as usize + g.index_head_of(head as u32) as usize;
         let ids = &result.indices[list * g.top_k as usize..(list + 1) * g.top_k as usize];
-        let Some((exact, loose)) = exact_attention(workload, request, ids, row * heads + head, kv, seen) else {
+        let Some((exact, loose)) = exact_attention(workload, request, ids, row * heads + head, kv, seen)
+        else {
             judgement.output.equal(false);
             continue;
         };

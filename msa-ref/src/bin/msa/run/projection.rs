@@ -89,9 +89,14 @@ impl<'a> Inputs<'a> {
         let rotary_dim = number(metadata.rotary_dim.ok_or_else(|| missing("rotary_dim"))?);
         let frequencies = match &file.inv_freq {
             Some(tensor) => tensor.to_f32(),
-            None => inverse_frequencies(metadata.rope_theta.ok_or_else(|| missing("rope_theta"))?, rotary_dim)?,
+            None => {
+                inverse_frequencies(metadata.rope_theta.ok_or_else(|| missing("rope_theta"))?, rotary_dim)?
+            }
         };
-        let angles = file.positions.iter().flat_map(|&p| frequencies.iter().map(move |&f| cos_sin(p.max(0) as u32, f)));
+        let angles = file
+            .positions
+            .iter()
+            .flat_map(|&p| frequencies.iter().map(move |&f| cos_sin(p.max(0) as u32, f)));
         let (cos, sin) = angles.unzip();
         Ok(Some(Self {
             geometry,
@@ -144,7 +149,8 @@ fn append(
     };
     let weight = |branch: Branch| {
         let tensor = inputs.file.norm_weight(branch);
-        let tensor = tensor.ok_or_else(|| Error::invalid(format!("g_{}", branch.name()), "a tensor", "none"))?;
+        let tensor =
+            tensor.ok_or_else(|| Error::invalid(format!("g_{}", branch.name()), "a tensor", "none"))?;
         OwnedTensor::from_bytes(device, DType::Bf16, &[tensor.len() as u64], tensor.bytes())
     };
     let table = |values: &[f32]| {
@@ -164,7 +170,8 @@ fn append(
     let positions = OwnedTensor::from_i32s(device, &[tokens], &(0..count).collect::<Vec<_>>())?;
     let slots: Vec<i64> = (0..tokens).map(|t| tables.slot(0, t) as i64).collect();
     let slots = OwnedTensor::from_i64s(device, &[tokens], &slots)?;
-    let (mut query, mut index_query) = (zeros(g.query_heads, g.head_dim)?, zeros(g.index_heads, g.index_dim)?);
+    let (mut query, mut index_query) =
+        (zeros(g.query_heads, g.head_dim)?, zeros(g.index_heads, g.index_dim)?);
     let call = Call::new(&*prepared)
         .input(Role::QuerySource, &q)
         .input(Role::KeySource, &k)
@@ -182,7 +189,11 @@ fn append(
         .output(Role::Query, &mut query)
         .output(Role::IndexQuery, &mut index_query)
         .caches_mut(&mut caches);
-    let bytes = Branch::ALL.iter().filter_map(|&b| inputs.projected(b).ok()).map(|t| 2 * t.bytes().len() as u64).sum();
+    let bytes = Branch::ALL
+        .iter()
+        .filter_map(|&b| inputs.projected(b).ok())
+        .map(|t| 2 * t.bytes().len() as u64)
+        .sum();
     report.stages.push(timed("append", &*prepared, call, &mut workspace, Work::Bytes(bytes))?);
     let cached = read_back(&caches, &g, &tables, 0, tokens)?;
     let flat = |rows: Vec<Vec<f64>>| rows.into_iter().flatten().map(|x| x as f32).collect();
@@ -224,10 +235,13 @@ fn f32_row(
     branch: Branch,
 ) -> Result<Option<AgreementRow>> {
     let staged = |step| file.staged(branch, step, Precision::F32);
-    let (Some(from), Some(want), Some(weight)) = (staged(Step::Proj), staged(Step::Rope), file.norm_weight(branch)) else {
+    let (Some(from), Some(want), Some(weight)) =
+        (staged(Step::Proj), staged(Step::Rope), file.norm_weight(branch))
+    else {
         return Ok(None);
     };
-    let (heads, channels, pairs) = (branch.heads(metadata), branch.dim(metadata), inputs.rotary_dim as usize / 2);
+    let (heads, channels, pairs) =
+        (branch.heads(metadata), branch.dim(metadata), inputs.rotary_dim as usize / 2);
     let (mut values, want, weight) = (from.to_f32(), want.to_f32(), weight.to_f32());
     let (mut mismatches, mut worst) = (0, (0.0, 0.0));
     for (row, (got, want)) in values.chunks_exact_mut(channels).zip(want.chunks_exact(channels)).enumerate() {

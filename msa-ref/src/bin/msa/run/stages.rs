@@ -131,7 +131,13 @@ pub(crate) fn prepare(
 }
 
 /// Runs a call, refusing a status that says that something was skipped.
-pub(crate) fn timed(name: &str, prepared: &dyn Prepared, call: Call<'_>, workspace: &mut Buffer, work: Work) -> Result<StageRow> {
+pub(crate) fn timed(
+    name: &str,
+    prepared: &dyn Prepared,
+    call: Call<'_>,
+    workspace: &mut Buffer,
+    work: Work,
+) -> Result<StageRow> {
     let start = Instant::now();
     let status = call.run(workspace)?;
     let seconds = start.elapsed().as_secs_f64();
@@ -178,7 +184,8 @@ fn index_score(
     shared: &Shared,
 ) -> Result<(OwnedTensor, StageRow)> {
     let g = &workload.geometry;
-    let op = Op::IndexScore(IndexScore { geometry: *g, keys: caches.index().format, ..IndexScore::default() });
+    let op =
+        Op::IndexScore(IndexScore { geometry: *g, keys: caches.index().format, ..IndexScore::default() });
     let (prepared, mut workspace) = prepare(device, op, &workload.lengths()?, options)?;
     let shape = [workload.rows() as u64, g.index_heads.into(), g.index_dim.into()];
     let query = OwnedTensor::from_bytes(device, DType::Bf16, &shape, &workload.index_query)?;
@@ -237,7 +244,8 @@ fn attend(
     let mut lse = OwnedTensor::zeros(device, DType::F32, &shape[..2])?;
     let keys = attended_keys(workload, &indices.to_i32s()?);
     let per_list = u64::from(g.query_heads / g.index_heads) * 4 * u64::from(g.head_dim);
-    let call = Call::new(&*prepared).input(Role::Query, &query).input(Role::BlockIndices, indices).caches(caches);
+    let call =
+        Call::new(&*prepared).input(Role::Query, &query).input(Role::BlockIndices, indices).caches(caches);
     let call = shared.add(call, true).output(Role::Output, &mut output).output(Role::Lse, &mut lse);
     let row = timed(name, &*prepared, call, &mut workspace, Work::Flops(keys * per_list))?;
     Ok((output, lse, row))
