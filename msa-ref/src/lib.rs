@@ -6,6 +6,7 @@ mod backend;
 pub mod input;
 pub mod output;
 pub mod plot;
+pub mod plugin;
 pub mod sim;
 pub mod simd;
 pub mod spec;

@@ -11,7 +11,7 @@ use msa_tests::plugin_files::{hostile, install, manifest_of, test_plugin, write_
 use tempfile::tempdir;
 
 fn registry() -> Registry {
-    Registry::with_reference(msa_test_plugin::backend(&mut Default::default()).unwrap())
+    Registry::with_reference(msa_test_plugin::echo())
 }
 
 /// Policy and reason of the only refusal of a file with these bytes.
@@ -117,33 +117,14 @@ fn one_broken_plugin_does_not_stop_another() {
 fn a_plugin_that_bears_the_name_of_a_linked_backend_is_called_plugin() {
     let folder = tempdir().unwrap();
     install(folder.path(), "ref");
-    let linked = msa_test_plugin::backend(&mut Default::default()).unwrap();
-    let mut registry = Registry::with_reference(std::sync::Arc::new(Renamed(linked)));
+    let mut registry = Registry::with_reference(msa_ref::backend());
     let report = registry.load_dir(folder.path());
     assert_eq!(report.loaded[0].name, "plugin:ref");
     assert_eq!(registry.open("plugin:ref").unwrap().name(), "plugin:ref:0");
     assert_eq!(registry.open("plugin:ref:0").unwrap().name(), "plugin:ref:0");
-    assert_eq!(registry.open("ref").unwrap().name(), "echo:0");
+    assert_eq!(registry.open("ref").unwrap().name(), "ref:0");
     let best = registry.best().unwrap();
     assert_eq!(decode_case::run(&best), decode_case::run(&registry.open("ref:0").unwrap()));
-}
-
-/// A backend under the name `ref`.
-struct Renamed(std::sync::Arc<dyn msa_core::backend::Backend>);
-
-impl msa_core::backend::Backend for Renamed {
-    fn name(&self) -> &str {
-        "ref"
-    }
-    fn version(&self) -> &str {
-        self.0.version()
-    }
-    fn devices(&self) -> msa_core::error::Result<Vec<msa_core::device::DeviceInfo>> {
-        self.0.devices()
-    }
-    fn open(&self, ordinal: u32) -> msa_core::error::Result<std::sync::Arc<dyn msa_core::backend::Device>> {
-        self.0.open(ordinal)
-    }
 }
 
 #[test]

@@ -126,7 +126,8 @@ pub(crate) fn plan_header(plan: &Plan, text: &str) -> Result<MsaPlan> {
     })
 }
 
-/// The plan behind a header: parsed, and refused unless version, meaning, hash and header agree with the text.
+/// The plan behind a header: parsed, and refused unless version, meaning, hash and header agree with the text and the
+/// plan verifies.
 ///
 /// # Safety
 /// The text of `header` is valid for its length.
@@ -142,6 +143,7 @@ pub(crate) unsafe fn read_plan(header: &MsaPlan) -> Result<Plan> {
     let text = unsafe { read_text(text, "plan.text") }?;
     let plan = Plan::from_text(&text)?;
     check_plan(&plan, header)?;
+    plan.verify()?;
     Ok(plan)
 }
 
@@ -175,6 +177,16 @@ fn hash_number(hash: &str) -> Result<u64> {
 mod tests {
     use super::*;
     use crate::op::OpKind;
+    use crate::variant::Variant;
+
+    const VARIANTS: &[Variant] = &[Variant {
+        name: "select.f32.cpu.any",
+        op: OpKind::Select,
+        arch: crate::device::Arch::Cpu,
+        arithmetic: "f32",
+        max_query_len: None,
+        needs: &[],
+    }];
 
     #[test]
     fn operations_cross_whole_or_by_the_fields_that_differ() {
@@ -223,9 +235,17 @@ mod tests {
 
     #[test]
     fn a_plan_whose_header_lies_or_whose_text_was_changed_is_refused() {
-        let mut plan = Plan { version: PLAN_VERSION, op_revision: OP_REVISION, ..Plan::default() };
-        plan.workspace_bytes = 512;
-        plan.hash = plan.computed_hash();
+        let lengths = Lengths::upto(2, 1, 1000).unwrap();
+        let traits = crate::device::DeviceTraits::cpu(4);
+        let plan = crate::plan::plan(
+            &Op::of(OpKind::Select),
+            &lengths,
+            &traits,
+            VARIANTS,
+            &PlanOptions::default(),
+            "t",
+        );
+        let plan = plan.unwrap();
         let text = plan.to_text();
         let header = plan_header(&plan, &text).unwrap();
         // SAFETY: the text lives in this frame.
@@ -236,15 +256,20 @@ mod tests {
             // SAFETY: as above; lengths are only made smaller or refused.
             unsafe { read_plan(&header) }.unwrap_err().to_string()
         };
-        assert!(refused(&|h| h.workspace_bytes = 256).contains("header.workspace_bytes"));
+        assert!(refused(&|h| h.workspace_bytes += 256).contains("header.workspace_bytes"));
         assert!(refused(&|h| h.hash ^= 1).contains("header.hash"));
         assert!(refused(&|h| h.version += 1).contains("header.version"));
         assert!(refused(&|h| h.batch_invariant = 2).contains("header.batch_invariant"));
         assert!(refused(&|h| h.text.length -= 30).contains("plan"));
         assert!(refused(&|h| h.text.length += 1).contains("plan.text.length"));
-        let changed = text.replace("workspace_bytes = 512", "workspace_bytes = 256");
-        let header = MsaPlan { workspace_bytes: 256, ..plan_header(&plan, &changed).unwrap() };
-        // SAFETY: as above.
-        assert!(unsafe { read_plan(&header) }.unwrap_err().to_string().starts_with("plan: hash: want"));
+        let mut changed = Plan { workspace_bytes: plan.workspace_bytes + 256, ..plan.clone() };
+        let refused_whole = |plan: &Plan| {
+            let text = plan.to_text();
+            // SAFETY: as above.
+            unsafe { read_plan(&plan_header(plan, &text).unwrap()) }.unwrap_err().to_string()
+        };
+        assert!(refused_whole(&changed).starts_with("plan: hash: want"), "the hash is of the old text");
+        changed.hash = changed.computed_hash();
+        assert!(refused_whole(&changed).starts_with("plan: "), "the hash is right, the plan is not");
     }
 }

@@ -216,6 +216,8 @@ impl PluginDevice {
     fn checked(&self, text: &str, header: &MsaPlan, op: &Op, lengths: &Lengths) -> Result<Plan> {
         let plan = Plan::from_text(text)?;
         check_plan(&plan, header)?;
+        // Not `verify`: a plugin of another build may have another planner, whose plans hold all the same.
+        plan.verify_coverage()?;
         if plan.op != *op || plan.requests != lengths.requests() {
             return Err(Error::Plan("the plugin planned something else than it was asked for".to_owned()));
         }

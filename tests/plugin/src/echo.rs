@@ -34,8 +34,8 @@ const VARIANTS: &[Variant] = &[
     },
 ];
 
-/// The echo.
-pub(crate) fn backend() -> Arc<dyn Backend> {
+/// A backend whose attention returns the query.
+pub fn backend() -> Arc<dyn Backend> {
     Arc::new(Echo)
 }
 

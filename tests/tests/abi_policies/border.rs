@@ -12,8 +12,13 @@ use msa_core::abi::table::{
     MsaPluginApi, MsaPrepared, MsaRequestBound, MsaSupport, MsaText,
 };
 
-static PLUGIN: Plugin =
-    Plugin { name: "echo", version: "1", build: "test", arches: "cpu", backend: msa_test_plugin::backend };
+static PLUGIN: Plugin = Plugin {
+    name: "echo",
+    version: "1",
+    build: "test",
+    arches: "cpu",
+    backend: |_| Ok(msa_test_plugin::echo()),
+};
 
 fn host() -> MsaHostInfo {
     MsaHostInfo {

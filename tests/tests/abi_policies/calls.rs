@@ -17,7 +17,7 @@ use msa_tests::plugin_files::{hostile, test_plugin};
 use tempfile::{TempDir, tempdir};
 
 fn plugin(options: &str) -> Arc<dyn Backend> {
-    loader::open(&test_plugin(), options).unwrap()
+    loader::open(&test_plugin(), &format!("backend = echo\n{options}")).unwrap()
 }
 
 fn hostile_plugin(definitions: &[&str]) -> (TempDir, Arc<dyn Backend>) {
@@ -98,7 +98,7 @@ fn errors_of_a_plugin_are_those_of_the_linked_backend() {
 }
 
 fn linked_device() -> Arc<dyn Device> {
-    msa_test_plugin::backend(&mut Default::default()).unwrap().open(0).unwrap()
+    msa_test_plugin::echo().open(0).unwrap()
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn abi_10_64_threads_open_and_run_at_once() {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 start.wait();
-                let own = loader::open(&test_plugin(), "").unwrap().open(0).unwrap();
+                let own = plugin("").open(0).unwrap();
                 assert_eq!(decode_case::run(&own).unwrap(), wanted);
                 // One prepared plan, with a workspace and outputs of this thread's own.
                 let workspace = Buffer::new(&shared, WORKSPACE).unwrap();
@@ -251,7 +251,7 @@ fn abi_11_enqueueing_is_one_call_and_neither_allocates_nor_waits() {
 
 #[test]
 fn abi_14_without_a_driver_a_plugin_loads_and_says_why() {
-    let backend = plugin("driver = missing");
+    let backend = loader::open(&test_plugin(), "driver = missing").unwrap();
     let reason = "libnothing.so.1: cannot open shared object file".to_owned();
     let want = Error::Unavailable { backend: "ref".to_owned(), reason };
     assert_eq!(backend.devices().unwrap_err(), want);
