@@ -1,4 +1,5 @@
 //! What lies in plugin folders: good plugins, broken ones, and everything else.
+#![allow(clippy::unwrap_used)] // In the functions beside the tests too: a failure there fails the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -125,8 +125,11 @@ fn arguments_that_break_the_contract_are_errors_on_this_side() {
     assert!(device.prepare(&msa_core::plan::Plan { workspace_bytes: 7, ..plan }).is_err());
 }
 
+/// Does what reaches one function of the table.
+type Reach = fn(&Probe) -> Result<()>;
+
 /// Calls that reach `function` of the table, in the order in which a run reaches them.
-const CALLS: [(&str, fn(&Probe) -> Result<()>); 17] = [
+const CALLS: [(&str, Reach); 17] = [
     ("device_count", |p| p.backend.devices().map(drop)),
     ("device_info", |p| p.backend.devices().map(drop)),
     ("device_open", |p| p.backend.open(0).map(drop)),
