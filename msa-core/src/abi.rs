@@ -9,6 +9,8 @@
 //!
 //! The sixteen policies of the border stand in `docs/ABI.md`; [`Policy`] names them.
 #![allow(unsafe_code)]
+// What only a host needs has no user without the loader.
+#![cfg_attr(not(all(feature = "loader", unix)), allow(dead_code))]
 
 mod arguments;
 mod border;

@@ -43,7 +43,7 @@ macro_rules! export_plugin {
     ($plugin:expr) => {
         #[cfg(feature = "plugin")]
         const _: () = {
-            static PLUGIN: $crate::abi::export::Plugin = $plugin;
+            static EXPORTED: $crate::abi::export::Plugin = $plugin;
 
             #[unsafe(no_mangle)]
             unsafe extern "C" fn msa_plugin_entry(
@@ -52,7 +52,7 @@ macro_rules! export_plugin {
                 diag: *mut $crate::abi::table::MsaDiag,
             ) -> u32 {
                 // SAFETY: the host's pointers, as the ABI describes them.
-                unsafe { $crate::abi::export::entry(&PLUGIN, host, out, diag) }
+                unsafe { $crate::abi::export::entry(&EXPORTED, host, out, diag) }
             }
         };
     };
@@ -87,6 +87,7 @@ pub unsafe fn entry(
         // SAFETY: the text is valid for the call.
         let options = unsafe { read_text(host.options, "host.options") }?;
         let instance = instance::find_or_make(plugin, &options)?;
+        tracing::debug!(name = plugin.name, version = plugin.version, %options, "plugin entered");
         instance.enter("msa_plugin_entry");
         // SAFETY: `out` is null or valid by this function's contract.
         Ok(unsafe { write_out(out, instance.table(), "out") }?)
