@@ -39,14 +39,15 @@ impl DotModel {
         let Some(largest) = survey.largest_exponent else {
             return 0; // nothing but zeros: +0, whatever their signs
         };
-        let top = largest.max(self.emin.unwrap_or(i32::MIN));
+        // No exponent of any format is beyond a thousand; the bound keeps the arithmetic below from overflowing.
+        let top = largest.max(self.emin.map_or(i32::MIN, |emin| emin.min(1000)));
         let grid = Grid { top, fraction_bits: self.fraction_bits.min(40) as i32 };
         let product_fraction = 2 * operand.fraction_bits() as i32;
         let sum = pairs().fold(grid.align(c.negative, c.mantissa, c.exponent, 23), |sum, (a, b)| {
             let (negative, mantissa) = (a.negative != b.negative, a.mantissa * b.mantissa);
             sum.wrapping_add(grid.align(negative, mantissa, a.exponent + b.exponent, product_fraction))
         });
-        pack_toward_zero(sum, top.saturating_sub(grid.fraction_bits), self.output_bits.min(23))
+        pack_toward_zero(sum, top - grid.fraction_bits, self.output_bits.min(23))
     }
 }
 
@@ -58,9 +59,9 @@ struct Grid {
 
 impl Grid {
     /// One term in units of the grid: the magnitude is truncated, then the sign applied.
+    #[inline]
     fn align(&self, negative: bool, mantissa: u32, exponent: i32, fraction: i32) -> i64 {
-        let distance = self.top.saturating_sub(exponent);
-        let shift = distance.saturating_add(fraction - self.fraction_bits);
+        let shift = self.top - exponent + fraction - self.fraction_bits;
         let aligned = shift_right(u64::from(mantissa), shift) as i64;
         if negative { -aligned } else { aligned }
     }
@@ -86,6 +87,7 @@ impl Survey {
         }
     }
 
+    #[inline]
     fn add_product(&mut self, a: &Decoded, b: &Decoded) {
         match (a.class, b.class) {
             (Class::Nan, _) | (_, Class::Nan) => self.nan = true,
