@@ -143,11 +143,7 @@ fn attend(
 
 /// The parts of `segments` that lie in `range`.
 fn within(segments: &[ScheduledRows], range: &std::ops::Range<u32>) -> Vec<ScheduledRows> {
-    let clip = |s: &ScheduledRows| {
-        let rows = s.rows.start.max(range.start)..s.rows.end.min(range.end);
-        (rows.start < rows.end).then(|| ScheduledRows { rows, ..s.clone() })
-    };
-    segments.iter().filter_map(clip).collect()
+    segments.iter().filter_map(|segment| segment.clipped(range)).collect()
 }
 
 /// Schedules of all rows, from the records of the plan's windows.
@@ -176,7 +172,17 @@ fn scheduled(plan: &Plan, op: &Attention, batch: &Batch, lists: &[i32]) -> Resul
             let Some(&first) = compact.rows.get(choice.row_begin as usize) else { continue };
             let rows = first..first + (choice.row_end - choice.row_begin);
             let groups = choice.list * groups_of_list..(choice.list + 1) * groups_of_list;
-            let of_group = |group| ScheduledRows { rows: rows.clone(), group, schedule: choice.schedule };
+            let masks = (choice.row_begin..choice.row_end).map(|row| {
+                let at = (row - record.row_begin) * record.lists + choice.list;
+                record.slot_masks.get(at as usize).copied().unwrap_or(0)
+            });
+            let own_slots: Vec<u64> = masks.collect();
+            let of_group = |group| ScheduledRows {
+                rows: rows.clone(),
+                group,
+                schedule: choice.schedule,
+                own_slots: own_slots.clone(),
+            };
             all.extend(groups.map(of_group));
         }
     }
