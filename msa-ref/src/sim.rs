@@ -36,6 +36,7 @@ pub mod batch;
 pub mod block;
 pub mod candidates;
 pub(crate) mod execute;
+pub mod hopper;
 pub mod index_score;
 pub mod merge;
 pub mod paged;

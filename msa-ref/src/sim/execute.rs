@@ -1,5 +1,6 @@
 //! Index scoring, attention and the whole step, as operations on host memory under the arithmetic `f32`.
 
+mod hopper;
 mod scores;
 mod sources;
 
@@ -118,21 +119,37 @@ fn attend(
                 .enumerate()
                 .map(|(i, r)| r.filter(|_| range.contains(&(i as u32))))
                 .collect();
-            let job = AttentionJob {
-                geometry: op.geometry,
-                grouping: op.grouping,
-                scale: factors.scale,
-                rows: &kept,
-                kv_lengths: batch.kv_lengths(),
-                lists,
-                queries: &queries,
-                blocks: &blocks,
-                level: SimdLevel::detect(),
-            };
-            let mut sink = |row: AttentionRow<'_>| pending.keep(&row);
-            let found = match &segments {
-                Some(all) => job.prefill(&within(all, &range), &mut sink)?,
-                None => job.decode(&plan.slot_parts, &mut sink)?,
+            let found = if hopper::is_f32(&plan.arithmetic) {
+                let job = AttentionJob {
+                    geometry: op.geometry,
+                    grouping: op.grouping,
+                    scale: factors.scale,
+                    rows: &kept,
+                    kv_lengths: batch.kv_lengths(),
+                    lists,
+                    queries: &queries,
+                    blocks: &blocks,
+                    level: SimdLevel::detect(),
+                };
+                let mut sink = |row: AttentionRow<'_>| pending.keep(&row);
+                match &segments {
+                    Some(all) => job.prefill(&within(all, &range), &mut sink)?,
+                    None => job.decode(&plan.slot_parts, &mut sink)?,
+                }
+            } else if segments.is_none() {
+                let job = hopper::DecodeJob {
+                    plan,
+                    op,
+                    batch,
+                    rows: &kept,
+                    lists,
+                    scale: factors.scale,
+                    queries: &queries,
+                    blocks: &blocks,
+                };
+                job.run(&mut |row| pending.keep(row))?
+            } else {
+                return Err(Error::invalid("arithmetic", "one of a prefill kernel", &plan.arithmetic.name));
             };
             status = status.with(found).with(blocks.status());
         }
