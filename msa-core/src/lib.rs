@@ -40,6 +40,7 @@ pub mod geometry;
 pub mod lengths;
 pub mod op;
 pub mod plan;
+pub mod predict;
 pub mod registry;
 pub mod rope;
 pub mod tensor;
