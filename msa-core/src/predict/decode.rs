@@ -8,6 +8,9 @@ use crate::error::Result;
 use crate::geometry::Geometry;
 use crate::plan::Plan;
 
+/// Longest context of the measured index rows, tokens.
+const MEASURED_CONTEXT: u32 = 512 << 10;
+
 /// Predicts one decode step of one layer: append, index scores, selection and sparse attention, with the parts that
 /// the plan divides the slots into.
 ///
@@ -28,7 +31,7 @@ pub fn predict_decode(deployment: &Deployment, batch: &Batch, machine: &Machine)
     let exchanged = deployment.exchange_workspace(batch, machine)?;
     Ok(Prediction {
         machine: machine.clone(),
-        stages,
+        stages: marked(stages, &rank, batch.context, MEASURED_CONTEXT),
         workspace_bytes: plan.workspace_bytes.saturating_add(exchanged),
         exchange_bytes: exchange.as_ref().map_or(0, |e: &Exchange| e.bytes),
         hops: exchange.as_ref().map_or(0, |_| exchange::HOPS),
@@ -36,6 +39,14 @@ pub fn predict_decode(deployment: &Deployment, batch: &Batch, machine: &Machine)
         parts,
         schedule: None,
     })
+}
+
+/// The prototypes ran with 64/4/4 heads and contexts up to `longest`: beyond that nothing stands as measured, apart from
+/// sparse decode, whose work does not depend on the context.
+pub(super) fn marked(mut stages: Vec<Stage>, rank: &Geometry, context: u32, longest: u32) -> Vec<Stage> {
+    let beyond = |s: &Stage| *rank != Geometry::M3 || (context > longest && s.name != "sparse_decode");
+    stages.iter_mut().filter(|s| beyond(s)).for_each(|s| s.basis = Basis::Extrapolated);
+    stages
 }
 
 /// Parts of a request; all requests of the batch are alike.
@@ -114,11 +125,8 @@ impl With<'_> {
         let bytes = pairs * f64::from(g.block) * head;
         let flops = pairs * pair_flops(g);
         let chains = self.batch.rows() * lists * f64::from(parts) / f64::from(machine.traits.units);
-        let (load, join) = if parts > 1 {
-            (chains * cost::DECODE_IMBALANCE, cost::DECODE_JOIN)
-        } else {
-            (chains, 0.0)
-        };
+        let (load, join) =
+            if parts > 1 { (chains * cost::DECODE_IMBALANCE, cost::DECODE_JOIN) } else { (chains, 0.0) };
         let chain = live / f64::from(parts) * block_seconds(g, machine) + join;
         let loads = bytes / (machine.hbm_read.value * cost::DECODE_SHARE);
         let fixed = launches(machine, self.windows, cost::DECODE_FIXED);

@@ -5,9 +5,7 @@ use crate::cache::{CacheFormat, bytes_per_token};
 use crate::error::{Result, require};
 use crate::geometry::{Geometry, shard_heads};
 use crate::lengths::Lengths;
-use crate::op::{
-    Append, Attention, AttentionOutput, IndexScore, Op, OpKind, ScorePrecision, Select, Step,
-};
+use crate::op::{Append, Attention, AttentionOutput, IndexScore, Op, OpKind, ScorePrecision, Select, Step};
 use crate::plan::{Plan, PlanOptions, ScheduleChoice, plan};
 use crate::tensor::DType;
 use crate::variant::Variant;
@@ -34,8 +32,8 @@ pub struct Deployment {
     pub tp: u32,
     /// Ranks that share the index pages: page j belongs to rank j mod W, which scores it for all index heads.
     pub world: u32,
-    /// Most bytes of workspace, as [`PlanOptions::workspace_cap`]. KV-outer needs about 1.6 GB for one segment at M3
-    /// heads; with less than that, a prefill plan keeps union alone.
+    /// Most bytes of workspace, as [`PlanOptions::workspace_cap`]. KV-outer needs about 1.7 GB for one segment at M3
+    /// heads, beside the quarter of the cap that a step leaves to the scores; below that, a prefill keeps union alone.
     pub workspace_cap: Option<u64>,
 }
 
@@ -46,6 +44,9 @@ impl Default for Deployment {
         Self { geometry: Geometry::M3, formats, tp: 1, world: 1, workspace_cap: None }
     }
 }
+
+/// Most requests of a plan.
+const MAX_REQUESTS: u32 = 1 << 20;
 
 /// A batch of equal requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +61,8 @@ pub struct Batch {
 
 impl Batch {
     pub(super) fn check(&self) -> Result<()> {
-        require(self.requests >= 1, "requests", "at least 1", self.requests)?;
+        let requests = (1..=MAX_REQUESTS).contains(&self.requests);
+        require(requests, "requests", format!("1 to {MAX_REQUESTS}"), self.requests)?;
         let rows = (1..=self.context).contains(&self.query_len);
         require(rows, "query_len", format!("1 to context = {}", self.context), self.query_len)
     }
@@ -127,7 +129,13 @@ impl Deployment {
         Op::Step(Step {
             appends: true,
             append: Append { geometry, kv: cache, index, query, index_query, ..Append::default() },
-            index: IndexScore { geometry, keys: index, query: index_query, precision, ..IndexScore::default() },
+            index: IndexScore {
+                geometry,
+                keys: index,
+                query: index_query,
+                precision,
+                ..IndexScore::default()
+            },
             select: Select { geometry, ..Select::default() },
             prefill,
             attention: Attention {
@@ -141,10 +149,11 @@ impl Deployment {
         .validated()
     }
 
-    /// The plan of one rank's step on `machine`.
+    /// The plan of one rank's step on `machine`, a prefill where a schedule is given; what predictions rest on. Its
+    /// variant is a stand-in, not tied to the kernels that a backend happens to have.
     ///
     /// Errors: whatever planning refuses, for example a context of more blocks than selection takes.
-    pub(super) fn plan(&self, batch: &Batch, machine: &Machine, schedule: Option<ScheduleChoice>) -> Result<Plan> {
+    pub fn plan(&self, batch: &Batch, machine: &Machine, schedule: Option<ScheduleChoice>) -> Result<Plan> {
         let options = PlanOptions { schedule: schedule.unwrap_or_default(), ..self.options() };
         self.planned(&self.step(schedule.is_some())?, OpKind::Step, batch, machine, &options)
     }
@@ -169,11 +178,17 @@ impl Deployment {
         PlanOptions { workspace_cap: self.workspace_cap, ..PlanOptions::default() }
     }
 
-    /// Plans with a stand-in variant: a prediction is not tied to the kernels that a backend happens to have.
-    fn planned(&self, op: &Op, kind: OpKind, batch: &Batch, machine: &Machine, options: &PlanOptions) -> Result<Plan> {
+    fn planned(
+        &self,
+        op: &Op,
+        kind: OpKind,
+        batch: &Batch,
+        machine: &Machine,
+        options: &PlanOptions,
+    ) -> Result<Plan> {
         let lengths = Lengths::upto(batch.requests, batch.query_len, batch.context)?;
         let variant = Variant {
-            name: "any.predicted",
+            name: if kind == OpKind::Step { "step.any.predicted" } else { "index_score.any.predicted" },
             op: kind,
             arch: machine.traits.arch,
             arithmetic: "f32",

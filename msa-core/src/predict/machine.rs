@@ -121,7 +121,7 @@ impl Machine {
     /// bf16 dense, NVLink 900 GB/s one way. No card was measured.
     pub fn gb300() -> Self {
         let parts = Blackwell { units: 160, memory: 288e9, fp8: 5.0e15, ex2: 10.7e12, arch: Arch::Sm103a };
-        Self { name: "gb300", product: "NVIDIA GB300, one GPU, 288 GB", ..parts.machine() }
+        Self { name: "gb300", product: "NVIDIA GB300 GPU 288 GB", ..parts.machine() }
     }
 
     /// AMD Instinct MI355X, from its data sheet: 256 CUs at 2.4 GHz, 288 GB and 8 TB/s of HBM3E, 5.03 PFLOP/s FP8 and

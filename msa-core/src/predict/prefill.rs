@@ -1,7 +1,7 @@
 //! A prefill, or a chunk of one.
 
 use super::cost::{self, Costs, launches};
-use super::decode::{With, pair_flops};
+use super::decode::{With, marked, pair_flops};
 use super::exchange::{self, Exchange, exchange};
 use super::pattern::{Selected, selected};
 use super::{Basis, Batch, Bound, Deployment, Machine, Pattern, Prediction, Stage};
@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 use crate::op::ScorePrecision;
 use crate::plan::{Plan, Schedule, ScheduleChoice};
+
+/// Longest prefill that was measured, tokens.
+const MEASURED_CONTEXT: u32 = 128 << 10;
 
 /// A prefill: the new tokens stand at the end of the context.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,10 +54,11 @@ pub fn predict_prefill(deployment: &Deployment, prefill: &Prefill, machine: &Mac
     stages.push(attended.record(schedule));
     stages.extend(attended.images());
     stages.push(attended.attention(schedule));
+    let exchanged = deployment.exchange_workspace(batch, machine)?;
     Ok(Prediction {
         machine: machine.clone(),
-        stages,
-        workspace_bytes: plan.workspace_bytes,
+        stages: marked(stages, &rank, batch.context, MEASURED_CONTEXT),
+        workspace_bytes: plan.workspace_bytes.saturating_add(exchanged),
         exchange_bytes: exchange.as_ref().map_or(0, |e: &Exchange| e.bytes),
         hops: exchange.as_ref().map_or(0, |_| exchange::HOPS),
         bytes_per_token: deployment.bytes_per_token()?,
@@ -125,14 +129,16 @@ impl Attended<'_> {
         costs.stage(machine, &[(Bound::Math, seconds), (Bound::Hbm, bytes / machine.hbm_copy.value)])
     }
 
+    /// Selected ids in, one entry a pair out.
     fn record(&self, schedule: Schedule) -> Stage {
         let machine = self.with.machine;
-        let (fixed, per_pair) =
-            if schedule == Schedule::Union { cost::UNION_RECORD } else { cost::OUTER_RECORD };
-        let bytes = self.work.pairs * self.lists() * per_pair;
-        let fixed = launches(machine, self.segments, fixed);
+        let (once, each) = if schedule == Schedule::Union { cost::UNION_RECORD } else { cost::OUTER_RECORD };
+        let pairs = self.work.pairs * self.lists();
+        let bytes = pairs * 8.0;
+        let fixed = launches(machine, self.segments, once);
         let costs = Costs { name: "record", bytes, flops: 0.0, fixed, basis: Basis::Measured };
-        costs.stage(machine, &[(Bound::Hbm, bytes / machine.hbm_copy.value)])
+        let scan = pairs * each / machine.vector_share();
+        costs.stage(machine, &[(Bound::Issue, scan), (Bound::Hbm, bytes / machine.hbm_copy.value)])
     }
 
     /// FP8 products take values with keys contiguous, and NVFP4 is dequantised once for all queries: an E4M3 image of
@@ -160,7 +166,8 @@ impl Attended<'_> {
         let pairs = self.work.pairs * self.lists();
         let shape = Shape::of(g, fp8, machine);
         let queries = 2.0 * self.with.batch.rows() * f64::from(g.query_heads) * f64::from(g.head_dim) * 2.0;
-        let basis = if self.formats().0 == CacheFormat::Nvfp4 { Basis::Extrapolated } else { Basis::Measured };
+        let basis =
+            if self.formats().0 == CacheFormat::Nvfp4 { Basis::Extrapolated } else { Basis::Measured };
         let fixed = launches(machine, self.segments, cost::SMALL_KERNEL);
         let costs =
             |bytes| Costs { name: "sparse_prefill", bytes, flops: pairs * pair_flops(g), fixed, basis };

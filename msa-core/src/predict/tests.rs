@@ -3,7 +3,6 @@
 
 use super::*;
 use crate::cache::CacheFormat::{self, Bf16, E4m3, Nvfp4};
-use crate::geometry::Geometry;
 use crate::op::ScorePrecision::{self, Faithful, Fast};
 use crate::plan::ScheduleChoice::{self, KvOuter, Union};
 
@@ -20,7 +19,13 @@ fn deployment(cache: CacheFormat, precision: Option<ScorePrecision>) -> Deployme
     Deployment { formats: Formats { cache, index: cache, precision }, ..Deployment::default() }
 }
 
-fn decode(cache: CacheFormat, precision: ScorePrecision, requests: u32, context: u32, query_len: u32) -> Prediction {
+fn decode(
+    cache: CacheFormat,
+    precision: ScorePrecision,
+    requests: u32,
+    context: u32,
+    query_len: u32,
+) -> Prediction {
     let batch = Batch { requests, context, query_len };
     predict_decode(&deployment(cache, Some(precision)), &batch, &h200()).unwrap()
 }
@@ -185,4 +190,120 @@ fn the_rule_takes_the_schedule_that_measured_faster() {
             assert_eq!(chosen(format, tokens, Pattern::DRIFT), "union");
         }
     }
+}
+
+#[test]
+fn tensor_parallel_ranks_read_all_index_keys_unless_pages_are_divided() {
+    let batch = Batch { requests: 8, context: K * K, query_len: 1 };
+    let predicted = |tp, world| {
+        let deployment = Deployment { tp, world, ..deployment(Nvfp4, None) };
+        predict_decode(&deployment, &batch, &h200()).unwrap()
+    };
+    let bytes = |p: &Prediction, name| p.stage(name).unwrap().bytes;
+    let (one, four, divided) = (predicted(1, 1), predicted(4, 1), predicted(4, 4));
+    assert_eq!(bytes(&four, "index_score"), bytes(&one, "index_score"));
+    assert_eq!(bytes(&divided, "index_score") * 4, bytes(&one, "index_score"));
+    assert_eq!(bytes(&four, "sparse_decode") * 4, bytes(&one, "sparse_decode"));
+    assert!(divided.seconds() < 0.5 * four.seconds());
+    assert_eq!((one.hops, one.exchange_bytes, one.bytes_per_token), (0, 0, 576 + 72));
+    assert_eq!((divided.hops, divided.bytes_per_token), (2, 576 / 4 + 72 / 4));
+    // Keys: 8 rows, 4 heads, 16 keys of 8 bytes; queries: 8 rows, 1 head of 128 channels; to 3 peers each.
+    assert_eq!(divided.exchange_bytes, 3 * (8 * 4 * 16 * 8 + 8 * 128 * 2));
+    assert!(divided.workspace_bytes > four.workspace_bytes);
+    assert_eq!(predicted(8, 1).bytes_per_token, 576 / 4 + 72);
+}
+
+#[test]
+fn exchange_and_merge_stay_within_their_target() {
+    let deployment = Deployment { world: 2, ..deployment(Nvfp4, Some(Fast)) };
+    let batch = |requests| Batch { requests, context: 512 * K, query_len: 1 };
+    let two = |requests| predict_decode(&deployment, &batch(requests), &h200()).unwrap();
+    assert!(microseconds(&two(1), &["gather_queries", "select_merge"]) <= 4.5);
+    let names = ["index_score", "select"];
+    let one = microseconds(&decode(Nvfp4, Fast, 8, 512 * K, 1), &names);
+    let divided = microseconds(&two(8), &["gather_queries", "index_score", "select", "select_merge"]);
+    assert!(one / divided >= 1.5, "{one} against {divided}");
+}
+
+/// Published: the specialised NVFP4 decode of FlashInfer on a GB300, 7.4 us for 8 requests and 44.5 for 128.
+#[test]
+fn an_extrapolated_machine_is_within_one_and_a_half_of_a_published_kernel() {
+    for (requests, published) in [(8, 7.4), (128, 44.5)] {
+        let batch = Batch { requests, context: 128 * K, query_len: 1 };
+        let prediction = predict_decode(&Deployment::default(), &batch, &Machine::gb300()).unwrap();
+        let ratio = microseconds(&prediction, &["sparse_decode"]) / published;
+        assert!((0.9..1.5).contains(&ratio), "{ratio}");
+        assert_eq!(prediction.basis(), Basis::Extrapolated);
+        assert!(prediction.stages.iter().all(|s| s.basis == Basis::Extrapolated));
+    }
+}
+
+#[test]
+fn nothing_is_faster_than_its_floor() {
+    for name in Machine::NAMES {
+        let machine = Machine::by_name(name).unwrap();
+        for (cache, tp, world) in [(Bf16, 1, 1), (E4m3, 2, 2), (Nvfp4, 4, 8), (Nvfp4, 8, 1)] {
+            let deployment = Deployment { tp, world, ..deployment(cache, None) };
+            let batch = Batch { requests: 3, context: 300_000, query_len: 2 };
+            let decode = predict_decode(&deployment, &batch, &machine).unwrap();
+            let batch = Batch { requests: 1, query_len: 5000, ..batch };
+            let prefill = Prefill { batch, pattern: Pattern::DRIFT, schedule: ScheduleChoice::Auto };
+            let prefill = predict_prefill(&deployment, &prefill, &machine).unwrap();
+            for stage in decode.stages.iter().chain(&prefill.stages) {
+                let floor = stage.bytes as f64 / 8e12;
+                let math = stage.flops as f64 / 5.03e15;
+                let link = matches!(stage.name, "gather_queries" | "select_merge");
+                assert!(link || stage.seconds > floor.max(math), "{name}: {stage:?}");
+                assert!(stage.seconds.is_finite() && stage.seconds < 0.1, "{name}: {stage:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_what_was_measured_stands_as_measured() {
+    let basis = |p: &Prediction, name| p.stage(name).unwrap().basis;
+    let (short, long) = (decode(Nvfp4, Fast, 1, 512 * K, 1), decode(Nvfp4, Fast, 1, 1024 * K, 1));
+    assert_eq!(
+        (basis(&short, "index_score"), basis(&short, "append")),
+        (Basis::Measured, Basis::Extrapolated)
+    );
+    assert_eq!(
+        (basis(&long, "index_score"), basis(&long, "sparse_decode")),
+        (Basis::Extrapolated, Basis::Measured)
+    );
+    let bf16 = decode(Bf16, Fast, 1, 128 * K, 1);
+    assert_eq!(basis(&bf16, "index_score").max(basis(&bf16, "sparse_decode")), Basis::Extrapolated);
+    let fp8 = prefill(E4m3, 128 * K, 8 * K, Pattern::Random, Union);
+    assert_eq!((basis(&fp8, "index_score"), basis(&fp8, "sparse_prefill")), (Basis::Peer, Basis::Measured));
+    let far = prefill(E4m3, 256 * K, 8 * K, Pattern::Random, Union);
+    assert_eq!(basis(&far, "sparse_prefill"), Basis::Extrapolated);
+}
+
+#[test]
+fn tokens_that_fit() {
+    let prediction = decode(Nvfp4, Fast, 1, 128 * K, 1);
+    assert_eq!(prediction.tokens_that_fit(60, 0.5), 70_500_000_000 / (60 * 648));
+}
+
+#[test]
+fn bad_input_is_an_error_that_names_the_field() {
+    let batch = Batch { requests: 1, context: 1000, query_len: 1 };
+    let error = |deployment: Deployment, batch: Batch| {
+        predict_decode(&deployment, &batch, &h200()).unwrap_err().to_string()
+    };
+    let good = Deployment::default();
+    assert!(error(good, Batch { requests: 0, ..batch }).starts_with("requests: want 1 to 1048576"));
+    assert!(error(good, Batch { requests: u32::MAX, ..batch }).starts_with("requests: want 1 to"));
+    assert!(error(good, Batch { query_len: 1001, ..batch }).starts_with("query_len: want 1 to context"));
+    assert!(
+        error(good, Batch { context: 9 << 20, ..batch }).starts_with("lengths.kv_len: want at most 8388608")
+    );
+    assert!(error(Deployment { tp: 3, ..good }, batch).starts_with("tp: want a divisor"));
+    assert!(error(Deployment { world: 9, ..good }, batch).starts_with("world: want 1 to 8"));
+    assert!(error(Deployment { world: 0, ..good }, batch).starts_with("world: want 1 to 8"));
+    let hybrid = Prefill { batch, pattern: Pattern::Random, schedule: ScheduleChoice::Hybrid };
+    assert!(predict_prefill(&good, &hybrid, &h200()).unwrap_err().to_string().starts_with("schedule"));
+    let union = Prefill { pattern: Pattern::Drift { redraw: -1.0 }, ..hybrid };
+    assert!(predict_prefill(&good, &union, &h200()).unwrap_err().to_string().starts_with("pattern.redraw"));
 }
