@@ -38,6 +38,8 @@ pub mod error;
 pub mod format;
 pub mod geometry;
 pub mod lengths;
+#[cfg(all(feature = "loader", unix))]
+pub mod loader;
 pub mod op;
 pub mod plan;
 pub mod predict;
