@@ -2,6 +2,7 @@
 
 use super::Machine;
 use crate::cache::{CacheFormat, bytes_per_token};
+use crate::device::Arch;
 use crate::error::{Result, require};
 use crate::geometry::{Geometry, shard_heads};
 use crate::lengths::Lengths;
@@ -188,7 +189,7 @@ impl Deployment {
     ) -> Result<Plan> {
         let lengths = Lengths::upto(batch.requests, batch.query_len, batch.context)?;
         let variant = Variant {
-            name: if kind == OpKind::Step { "step.any.predicted" } else { "index_score.any.predicted" },
+            name: stand_in(kind, machine.traits.arch),
             op: kind,
             arch: machine.traits.arch,
             arithmetic: "f32",
@@ -196,5 +197,17 @@ impl Deployment {
             needs: &[],
         };
         plan(op, &lengths, &machine.traits, &[variant], options, machine.name)
+    }
+}
+
+/// Name of a variant that no backend has.
+fn stand_in(kind: OpKind, arch: Arch) -> &'static str {
+    match (kind, arch) {
+        (OpKind::IndexScore, _) => "index_score.any.cpu.predicted",
+        (_, Arch::Sm90a) => "step.any.sm90a.predicted",
+        (_, Arch::Sm100a) => "step.any.sm100a.predicted",
+        (_, Arch::Sm103a) => "step.any.sm103a.predicted",
+        (_, Arch::Gfx950) => "step.any.gfx950.predicted",
+        _ => "step.any.cpu.predicted",
     }
 }
