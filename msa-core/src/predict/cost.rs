@@ -23,9 +23,9 @@ pub(super) struct ScoreCost {
 /// Index scoring of few query rows.
 ///
 /// Fast (FP8 MMA with keys in registers): at B = 1 about 4 us remain above the bytes; from 300 MB of keys on, fp8 keys
-/// reach 94 to 95% of the read ceiling and NVFP4 keys 90 to 91%. Faithful (f16 MMA): unpacking takes NVFP4 to 78 to 81% and fp8 to
-/// 93%, and a page is one warp's work, which short contexts feel as 1 us more. Query rows: eight cost NVFP4 1.16
-/// times one row with the FP8 MMA (335.8 against 290.4 us at 128K, B = 128) and 1.48 times with the f16 MMA.
+/// reach 94 to 95% of the read ceiling and NVFP4 keys 90 to 91%. Faithful (f16 MMA): unpacking takes NVFP4 to 78 to
+/// 81% and fp8 to 93%, and a page is one warp's work, which short contexts feel as 1 us more. Query rows: eight cost
+/// NVFP4 1.16 times one row with the FP8 MMA (335.8 against 290.4 us at 128K, B = 128) and 1.48 times with the f16 MMA.
 /// bf16 keys were not measured: as fp8 keys with the f16 MMA.
 pub(super) fn score(keys: CacheFormat, precision: ScorePrecision) -> ScoreCost {
     let fast = precision == ScorePrecision::Fast && keys != CacheFormat::Bf16;
