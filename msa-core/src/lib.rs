@@ -42,6 +42,7 @@ pub mod lengths;
 pub mod loader;
 pub mod op;
 pub mod plan;
+pub mod predict;
 pub mod registry;
 pub mod rope;
 pub mod tensor;
