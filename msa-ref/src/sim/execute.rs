@@ -1,4 +1,4 @@
-//! Index scoring, attention and the whole step, as operations on host memory under the arithmetic `f32`.
+//! Index scoring, attention and the whole step, as operations on host memory under the arithmetic of the plan.
 
 mod hopper;
 mod scores;
@@ -136,8 +136,8 @@ fn attend(
                     Some(all) => job.prefill(&within(all, &range), &mut sink)?,
                     None => job.decode(&plan.slot_parts, &mut sink)?,
                 }
-            } else if segments.is_none() {
-                let job = hopper::DecodeJob {
+            } else {
+                let job = hopper::HopperJob {
                     plan,
                     op,
                     batch,
@@ -147,9 +147,11 @@ fn attend(
                     queries: &queries,
                     blocks: &blocks,
                 };
-                job.run(&mut |row| pending.keep(row))?
-            } else {
-                return Err(Error::invalid("arithmetic", "one of a prefill kernel", &plan.arithmetic.name));
+                let mut sink = |row: &AttentionRow<'_>| pending.keep(row);
+                match &segments {
+                    Some(all) => job.prefill(&within(all, &range), &mut sink)?,
+                    None => job.decode(&mut sink)?,
+                }
             };
             status = status.with(found).with(blocks.status());
         }
