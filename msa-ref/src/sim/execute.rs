@@ -36,8 +36,15 @@ pub(crate) fn attention(
         return Err(Error::invalid("plan.op", "attention", plan.op.name()));
     };
     let (batch, status) = Batch::read(memory, args, plan, extents)?;
-    let mut lists = memory.i32s(required(args, Role::BlockIndices)?)?;
-    let status = status.with(drop_duplicates(&mut lists, op.geometry.top_k as usize));
+    let tensor = required(args, Role::BlockIndices)?;
+    let mut lists = memory.i32s(tensor)?;
+    let width = (tensor.extent(1) * tensor.extent(2)).max(1) as usize;
+    // What stands in padded rows is nobody's list.
+    let of_requests = lists.chunks_exact_mut(width).zip(batch.rows()).filter(|(_, row)| row.is_some());
+    let duplicates = of_requests
+        .map(|(lists, _)| drop_duplicates(lists, op.geometry.top_k as usize))
+        .fold(Status::default(), Status::with);
+    let status = status.with(duplicates);
     Ok(status.with(attend(plan, op, memory, args, &batch, &lists)?))
 }
 
