@@ -472,7 +472,14 @@ MSA_DEVICE void combine_parts(const DecodeArguments& p) {
 static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES>::SHARED == sparse_decode_SHARED,
               "images.toml: shared bytes of sparse_decode");
 
-extern "C" __global__ __launch_bounds__(128, sparse_decode_BLOCKS) void sparse_decode(const __grid_constant__ msa::DecodeArguments p) {
+// Four blocks an SM leave 128 registers, which ptxas keeps to on sm_90a and not above it, where three are asked for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define MSA_BLOCKS 3
+#else
+#define MSA_BLOCKS sparse_decode_BLOCKS
+#endif
+
+extern "C" __global__ __launch_bounds__(128, MSA_BLOCKS) void sparse_decode(const __grid_constant__ msa::DecodeArguments p) {
   msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES>(p);
 }
 

@@ -1,4 +1,4 @@
-//! Index scoring, attention and the whole step, as operations on host memory under the arithmetic `f32`.
+//! Index scoring, attention and the whole step, as operations on host memory under the arithmetic of the plan.
 
 mod hopper;
 mod scores;
@@ -36,11 +36,15 @@ pub(crate) fn attention(
         return Err(Error::invalid("plan.op", "attention", plan.op.name()));
     };
     let (batch, status) = Batch::read(memory, args, plan, extents)?;
-    let mut lists = memory.i32s(required(args, Role::BlockIndices)?)?;
-    let width = lists.len() / batch.rows().len().max(1);
-    let status = status.with(drop_duplicates(&mut lists, op.geometry.top_k as usize, |at| {
-        batch.rows().get(at / width.max(1)).is_some_and(Option::is_some)
-    }));
+    let tensor = required(args, Role::BlockIndices)?;
+    let mut lists = memory.i32s(tensor)?;
+    let width = (tensor.extent(1) * tensor.extent(2)).max(1) as usize;
+    // What stands in padded rows is nobody's list.
+    let of_requests = lists.chunks_exact_mut(width).zip(batch.rows()).filter(|(_, row)| row.is_some());
+    let duplicates = of_requests
+        .map(|(lists, _)| drop_duplicates(lists, op.geometry.top_k as usize))
+        .fold(Status::default(), Status::with);
+    let status = status.with(duplicates);
     Ok(status.with(attend(plan, op, memory, args, &batch, &lists)?))
 }
 
@@ -69,15 +73,10 @@ fn required(args: &Args, role: Role) -> Result<&Tensor> {
     args.tensor(role).ok_or(Error::Missing { op: "the run", role: role.name() })
 }
 
-/// Replaces every further copy of an id in a list of `k` by -1; lists of padded rows, those at whose first element
-/// `is_there` is false, are not looked at.
-fn drop_duplicates(lists: &mut [i32], k: usize, is_there: impl Fn(usize) -> bool) -> Status {
+/// Replaces every further copy of an id in a list of `k` by -1.
+fn drop_duplicates(lists: &mut [i32], k: usize) -> Status {
     let mut status = 0;
-    let k = k.max(1);
-    for (number, list) in lists.chunks_exact_mut(k).enumerate() {
-        if !is_there(number * k) {
-            continue;
-        }
+    for list in lists.chunks_exact_mut(k.max(1)) {
         for slot in 1..list.len() {
             if list[slot] >= 0 && list[..slot].contains(&list[slot]) {
                 list[slot] = -1;
@@ -144,8 +143,8 @@ fn attend(
                     Some(all) => job.prefill(&within(all, &range), &mut sink)?,
                     None => job.decode(&plan.slot_parts, &mut sink)?,
                 }
-            } else if segments.is_none() {
-                let job = hopper::DecodeJob {
+            } else {
+                let job = hopper::HopperJob {
                     plan,
                     op,
                     batch,
@@ -155,9 +154,11 @@ fn attend(
                     queries: &queries,
                     blocks: &blocks,
                 };
-                job.run(&mut |row| pending.keep(row))?
-            } else {
-                return Err(Error::invalid("arithmetic", "one of a prefill kernel", &plan.arithmetic.name));
+                let mut sink = |row: &AttentionRow<'_>| pending.keep(row);
+                match &segments {
+                    Some(all) => job.prefill(&within(all, &range), &mut sink)?,
+                    None => job.decode(&mut sink)?,
+                }
             };
             status = status.with(found).with(blocks.status());
         }
@@ -168,11 +169,7 @@ fn attend(
 
 /// The parts of `segments` that lie in `range`.
 fn within(segments: &[ScheduledRows], range: &std::ops::Range<u32>) -> Vec<ScheduledRows> {
-    let clip = |s: &ScheduledRows| {
-        let rows = s.rows.start.max(range.start)..s.rows.end.min(range.end);
-        (rows.start < rows.end).then(|| ScheduledRows { rows, ..s.clone() })
-    };
-    segments.iter().filter_map(clip).collect()
+    segments.iter().filter_map(|segment| segment.clipped(range)).collect()
 }
 
 /// Schedules of all rows, from the records of the plan's windows.
@@ -201,7 +198,17 @@ fn scheduled(plan: &Plan, op: &Attention, batch: &Batch, lists: &[i32]) -> Resul
             let Some(&first) = compact.rows.get(choice.row_begin as usize) else { continue };
             let rows = first..first + (choice.row_end - choice.row_begin);
             let groups = choice.list * groups_of_list..(choice.list + 1) * groups_of_list;
-            let of_group = |group| ScheduledRows { rows: rows.clone(), group, schedule: choice.schedule };
+            let masks = (choice.row_begin..choice.row_end).map(|row| {
+                let at = (row - record.row_begin) * record.lists + choice.list;
+                record.slot_masks.get(at as usize).copied().unwrap_or(0)
+            });
+            let own_slots: Vec<u64> = masks.collect();
+            let of_group = |group| ScheduledRows {
+                rows: rows.clone(),
+                group,
+                schedule: choice.schedule,
+                own_slots: own_slots.clone(),
+            };
             all.extend(groups.map(of_group));
         }
     }
