@@ -1,12 +1,13 @@
 //! Tasks of the msa workspace: `cargo xtask <command>`. One file per command.
 
 mod ci;
+mod rocm;
 mod tidy;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 /// Command line of `cargo xtask`.
 #[derive(Parser)]
@@ -22,6 +23,26 @@ enum Command {
     Ci,
     /// Check the house rules that no compiler knows
     Tidy,
+    /// Install the pinned compiler of a vendor's kernels under the target folder
+    Toolchain {
+        /// Vendor
+        vendor: Vendor,
+    },
+    /// Compile a vendor's kernels, compare their census and write the plugin's artifacts
+    Plugin {
+        /// Vendor
+        vendor: Vendor,
+        /// Replace the committed census by the one found
+        #[arg(long)]
+        accept: bool,
+    },
+}
+
+/// Vendors whose kernels are compiled here.
+#[derive(Clone, Copy, ValueEnum)]
+enum Vendor {
+    /// AMD
+    Rocm,
 }
 
 fn main() -> ExitCode {
@@ -29,6 +50,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Ci => ci::run(&root),
         Command::Tidy => tidy::run(&root),
+        Command::Toolchain { vendor: Vendor::Rocm } => rocm::install_toolchain(&root),
+        Command::Plugin { vendor: Vendor::Rocm, accept } => rocm::build_plugin(&root, accept),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

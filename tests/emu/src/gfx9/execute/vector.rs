@@ -47,16 +47,18 @@ pub(super) enum VectorAction {
 impl VectorAction {
     pub(super) fn decode(instruction: &Instruction) -> Result<Self, Problem> {
         refuse_output_modifiers(instruction)?;
-        if let Some(special) = Special::decode(instruction)? {
+        if let Some(special) = Special::decode(instruction)?.filter(|_| !instruction.flag("clamp")) {
             return Ok(Self::Special(special));
         }
-        if let Some(comparison) = Comparison::decode(&instruction.mnemonic) {
+        let comparison = Comparison::decode(&instruction.mnemonic).filter(|_| !instruction.flag("clamp"));
+        if let Some(comparison) = comparison {
             let target = super::program::scalar_of(instruction, 0)?;
             let inputs = [input(instruction, 1, 0, false)?, input(instruction, 2, 1, false)?];
             return Ok(Self::Compare { target, comparison, inputs });
         }
         let target = vector_of(instruction, 0)?;
-        let compute = table::lookup(&instruction.mnemonic).ok_or(Problem)?;
+        let clamp = if instruction.flag("clamp") { " clamp" } else { "" };
+        let compute = table::lookup(&format!("{}{clamp}", instruction.mnemonic)).ok_or(Problem)?;
         let double = instruction.mnemonic.ends_with("_f64");
         let count = compute.inputs();
         let inputs = (0..count).map(|index| input(instruction, 1 + index, index, double)).collect::<Result<_, _>>()?;
@@ -173,10 +175,11 @@ fn input(instruction: &Instruction, at: usize, number: usize, double: bool) -> R
 }
 
 /// Those of inputs, and of the few instructions in [`special`] that look at them.
-const KNOWN_MODIFIERS: [&str; 9] =
-    ["dst_sel", "dst_unused", "src0_sel", "src1_sel", "bitop3", "op_sel", "op_sel_hi", "neg_lo", "neg_hi"];
+const KNOWN_MODIFIERS: [&str; 10] = [
+    "bitop3", "clamp", "dst_sel", "dst_unused", "neg_hi", "neg_lo", "op_sel", "op_sel_hi", "src0_sel", "src1_sel",
+];
 
-/// Nothing that the kernels use clamps or scales its result, or writes a part of a register.
+/// Nothing that the kernels use scales its result or writes a part of a register.
 fn refuse_output_modifiers(instruction: &Instruction) -> Result<(), Problem> {
     let whole = instruction.modifier("dst_sel").is_none_or(|part| part == "DWORD");
     let all = instruction.modifiers.iter().all(|(name, _)| KNOWN_MODIFIERS.contains(&name.as_str()));

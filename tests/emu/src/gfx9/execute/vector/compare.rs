@@ -21,6 +21,7 @@ enum Kind {
     F32,
     I32,
     U32,
+    U16,
     I64,
     U64,
     /// The second source is a mask of classes of floats.
@@ -34,6 +35,7 @@ impl Comparison {
             "f32" => Kind::F32,
             "i32" => Kind::I32,
             "u32" => Kind::U32,
+            "u16" => Kind::U16,
             "i64" => Kind::I64,
             "u64" => Kind::U64,
             _ => return None,
@@ -74,6 +76,7 @@ impl Comparison {
                 mask(exec, |lane| self.counts(f32::from_bits(a[lane]).partial_cmp(&f32::from_bits(b[lane]))))
             }
             Kind::I32 => mask(exec, |lane| self.counts(Some((a[lane] as i32).cmp(&(b[lane] as i32))))),
+            Kind::U16 => mask(exec, |lane| self.counts(Some((a[lane] as u16).cmp(&(b[lane] as u16))))),
             Kind::Class => mask(exec, |lane| class(a[lane]) & b[lane] != 0),
             _ => mask(exec, |lane| self.counts(Some(a[lane].cmp(&b[lane])))),
         })

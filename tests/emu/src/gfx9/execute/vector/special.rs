@@ -22,8 +22,8 @@ pub(in super::super) enum Special {
     FirstLane { target: u16, input: Input },
     /// Bits of a mask below the own lane, plus a number. `high`: of lanes 32 to 63.
     CountBelow { target: u16, inputs: [Input; 2], high: bool },
-    /// Any function of three bits.
-    AnyLogic { target: u16, inputs: [Input; 3], truth: u32 },
+    /// Any function of three bits, in the bits of the mask.
+    AnyLogic { target: u16, inputs: [Input; 3], truth: u32, mask: u32 },
     /// Two f32 to two FP8 bytes in one half of the target.
     PackFp8 { target: u16, inputs: [Input; 2], high: bool, fnuz: bool },
     /// Two f32 operations on register pairs.
@@ -66,13 +66,18 @@ impl Special {
             "v_mbcnt_lo_u32_b32" | "v_mbcnt_hi_u32_b32" => {
                 Self::CountBelow { target: target()?, inputs: pair(1)?, high: name.contains("_hi_") }
             }
-            "v_bitop3_b32" => {
+            "v_bitop3_b32" | "v_bitop3_b16" => {
                 let truth = instruction.modifier("bitop3").ok_or(Problem)?;
                 let truth = match truth.strip_prefix("0x") {
                     Some(digits) => u32::from_str_radix(digits, 16),
                     None => truth.parse(),
                 };
-                Self::AnyLogic { target: target()?, inputs: triple(1)?, truth: truth.map_err(|_| Problem)? }
+                let truth = truth.map_err(|_| Problem)?;
+                let mask = if name.ends_with("_b16") { 0xffff } else { u32::MAX };
+                if instruction.flag("op_sel") {
+                    return Err(Problem);
+                }
+                Self::AnyLogic { target: target()?, inputs: triple(1)?, truth, mask }
             }
             "v_cvt_pk_fp8_f32" => {
                 let high = instruction.bits("op_sel").is_some_and(|bits| bits.last() == Some(&true));
@@ -117,10 +122,10 @@ impl Special {
                 });
                 registers.set_lanes(*target, &result, registers.exec())
             }
-            Self::AnyLogic { target, inputs, truth } => {
+            Self::AnyLogic { target, inputs, truth, mask } => {
                 let [a, b, c] = [0, 1, 2].map(|index| inputs[index].read(registers));
                 let (a, b, c) = (a?, b?, c?);
-                let result = std::array::from_fn(|lane| any_logic(*truth, a[lane], b[lane], c[lane]));
+                let result = std::array::from_fn(|lane| any_logic(*truth, a[lane], b[lane], c[lane]) & mask);
                 registers.set_lanes(*target, &result, registers.exec())
             }
             Self::PackFp8 { target, inputs, high, fnuz } => run_pack(registers, *target, inputs, *high, *fnuz),

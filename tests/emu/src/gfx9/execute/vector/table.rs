@@ -24,7 +24,7 @@ impl Compute {
     }
 }
 
-/// The function of a mnemonic.
+/// The function of a mnemonic, with its `clamp` where there is one.
 pub(super) fn lookup(name: &str) -> Option<Compute> {
     integers(name).or_else(|| shifts(name)).or_else(|| floats(name)).or_else(|| conversions(name)).or_else(|| wide(name))
 }
@@ -53,6 +53,8 @@ fn integers(name: &str) -> Option<Compute> {
         "v_bfi_b32" => Three(|a, b, c| a & b | !a & c),
         "v_add_u32" => Two(u32::wrapping_add),
         "v_sub_u32" => Two(u32::wrapping_sub),
+        "v_add_u32 clamp" => Two(u32::saturating_add),
+        "v_sub_u32 clamp" => Two(u32::saturating_sub),
         "v_subrev_u32" => Two(|a, b| b.wrapping_sub(a)),
         "v_add3_u32" => Three(|a, b, c| a.wrapping_add(b).wrapping_add(c)),
         "v_mul_lo_u32" => Two(u32::wrapping_mul),
@@ -87,6 +89,9 @@ fn shifts(name: &str) -> Option<Compute> {
         "v_lshlrev_b32" => Two(|a, b| b << (a & 31)),
         "v_lshrrev_b32" => Two(|a, b| b >> (a & 31)),
         "v_ashrrev_i32" => Two(|a, b| (b as i32 >> (a & 31)) as u32),
+        // Sixteen-bit results clear the upper half on gfx9.
+        "v_lshlrev_b16" => Two(|a, b| (b << (a & 15)) & 0xffff),
+        "v_lshrrev_b16" => Two(|a, b| (b & 0xffff) >> (a & 15)),
         "v_lshl_or_b32" => Three(|a, b, c| a << (b & 31) | c),
         "v_lshl_add_u32" => Three(|a, b, c| (a << (b & 31)).wrapping_add(c)),
         "v_add_lshl_u32" => Three(|a, b, c| a.wrapping_add(b) << (c & 31)),
