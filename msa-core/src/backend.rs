@@ -134,6 +134,12 @@ impl Status {
     /// A rank did not arrive; the rank stands in bits 16..24.
     pub const RANK: u32 = 1 << 7;
 
+    /// The bits of both.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// True if nothing was amiss.
     pub fn is_clean(self) -> bool {
         self.0 == 0

@@ -4,11 +4,30 @@
 //! form that parses back, a hash, and [`Plan::verify`], which proves that every unit of work is covered exactly once
 //! and that the workspace holds what the stages put there.
 
+mod append;
+mod context_parallel;
+mod decode;
+mod derive;
+mod given;
+mod index;
+mod merge;
 mod options;
 mod parts;
+mod prefill;
+pub mod record;
+mod select;
+mod step;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod workspace;
 
 pub use options::{PlanOptions, Schedule, ScheduleChoice};
-pub use parts::{BlockPart, ContextParallel, PrefillPlan, RowWindow, Segment, SlotPart, WorkspaceRegion};
+pub use parts::{
+    BlockPart, ContextParallel, PrefillPlan, RowWindow, Segment, SegmentWindow, SlotPart, WorkspaceRegion,
+};
+
+use derive::Derived;
 
 use std::fmt;
 
@@ -40,11 +59,12 @@ pub fn plan(
     backend: &str,
 ) -> Result<Plan> {
     let op = op.clone().validated()?;
-    let variant = variant::choose(variants, &op, options.variant.as_deref(), backend)?;
+    let variant = choose_variant(&op, lengths, variants, options, backend)?;
     let arithmetic = match &options.arithmetic {
         Some(name) => crate::arithmetic::by_name(name)?,
         None => variant.arithmetic()?,
     };
+    let derived = derive::derive(&op, &given::Given { lengths, traits, options })?;
     let mut plan = Plan {
         version: PLAN_VERSION,
         op_revision: crate::op::OP_REVISION,
@@ -54,10 +74,44 @@ pub fn plan(
         options: options.clone(),
         variant: variant.name.to_owned(),
         arithmetic,
-        ..Plan::default()
+        batch_invariant: derived.batch_invariant,
+        slot_parts: derived.slot_parts,
+        block_parts: derived.block_parts,
+        prefill: derived.prefill,
+        windows: derived.windows,
+        context_parallel: derived.context_parallel,
+        workspace: derived.workspace,
+        workspace_bytes: derived.workspace_bytes,
+        hash: String::new(),
     };
     plan.hash = plan.computed_hash();
     Ok(plan)
+}
+
+/// The first variant that takes the op with this many query rows a request, or the one asked for.
+fn choose_variant<'a>(
+    op: &Op,
+    lengths: &Lengths,
+    variants: &'a [Variant],
+    options: &PlanOptions,
+    backend: &str,
+) -> Result<&'a Variant> {
+    let rows = lengths.max_query_len();
+    let short = |v: &Variant| v.max_query_len.is_some_and(|most| rows > most);
+    let asked = options.variant.as_deref();
+    let chosen = variant::choose(variants, op, asked, backend)?;
+    if !short(chosen) {
+        return Ok(chosen);
+    }
+    let most = |v: &Variant| v.max_query_len.map_or_else(|| "any number of".to_owned(), |n| n.to_string());
+    let refused = |v: &Variant| format!("{}: takes at most {} query rows a request", v.name, most(v));
+    let mut others =
+        variants.iter().filter(|v| asked.is_none() && v.op == op.kind() && v.refusals(op).is_empty());
+    others.find(|v| !short(v)).ok_or_else(|| Error::Unsupported {
+        op: op.name(),
+        backend: backend.to_owned(),
+        reasons: variants.iter().filter(|v| v.op == op.kind() && short(v)).map(refused).collect(),
+    })
 }
 
 /// A plan. Made by [`plan`]; the fields are public so that kernels and tools can read them, and [`Plan::verify`] says
@@ -170,25 +224,5 @@ impl Node for Plan {
         text::visit_list(&mut self.workspace, &name("workspace"), visitor)?;
         visitor.leaf(&name("workspace_bytes"), &mut self.workspace_bytes)?;
         visitor.leaf(&name("hash"), &mut self.hash)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_plan_round_trips_as_text() {
-        let mut plan =
-            Plan { version: PLAN_VERSION, variant: "select.f32.cpu.ref".into(), ..Plan::default() };
-        plan.requests = vec![RequestBound { query_len: 3, kv_len: 700 }];
-        plan.slot_parts = vec![SlotPart { request: 0, part: 0, slot_begin: 0, slot_end: 16 }];
-        plan.workspace = vec![WorkspaceRegion { name: "status".into(), offset: 0, bytes: 256 }];
-        plan.hash = plan.computed_hash();
-        let text = plan.to_text();
-        let back: Plan = text.parse().unwrap();
-        assert_eq!(back, plan);
-        assert_eq!(back.computed_hash(), plan.hash);
-        assert_eq!(back.to_text(), text);
     }
 }

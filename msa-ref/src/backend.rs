@@ -43,7 +43,11 @@ impl Backend for Reference {
     }
 
     fn open(&self, ordinal: u32) -> Result<Arc<dyn Device>> {
-        if ordinal == 0 { Ok(device()) } else { Err(Error::invalid("device", "ref:0", format!("ref:{ordinal}"))) }
+        if ordinal == 0 {
+            Ok(device())
+        } else {
+            Err(Error::invalid("device", "ref:0", format!("ref:{ordinal}")))
+        }
     }
 }
 
@@ -109,12 +113,14 @@ impl HostKernel for Kernel {
     fn run(&self, memory: &mut HostMemory<'_>, args: &Args, extents: Extents, _: Span) -> Result<Status> {
         match &self.plan.op {
             Op::Append(_) => sim::append::run(&self.plan, memory, args, extents),
-            Op::IndexScore(_) => sim::index_score::run(&self.plan, memory, args, extents),
+            Op::IndexScore(_) => sim::execute::index_score(&self.plan, memory, args, extents),
             Op::Select(_) => sim::select::run(&self.plan, memory, args, extents),
-            Op::SparseDecode(_) | Op::SparsePrefill(_) => sim::attention::run(&self.plan, memory, args, extents),
+            Op::SparseDecode(_) | Op::SparsePrefill(_) => {
+                sim::execute::attention(&self.plan, memory, args, extents)
+            }
             Op::Merge(_) => sim::merge::run(&self.plan, memory, args, extents),
             Op::SelectMerge(_) => sim::candidates::run(&self.plan, memory, args, extents),
-            Op::Step(_) => sim::step::run(&self.plan, memory, args, extents),
+            Op::Step(_) => sim::execute::step(&self.plan, memory, args, extents),
         }
     }
 }

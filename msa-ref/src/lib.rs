@@ -1,11 +1,18 @@
-//! CPU reference of MiniMax Sparse Attention: the equations, hardware arithmetic models, and what executes plans under
-//! them.
+//! The CPU reference of `msa`: the equations, the hardware's arithmetic, and what executes plans under either.
 
 pub mod arith;
 pub mod atomic_file;
+mod backend;
 pub mod input;
 pub mod output;
 pub mod plot;
 pub mod sim;
 pub mod simd;
 pub mod spec;
+
+pub use backend::{VARIANTS, backend, device};
+
+/// Name of the instruction set that the reference uses on this machine; every one gives the same bits.
+pub fn simd_level() -> String {
+    simd::SimdLevel::detect().to_string()
+}

@@ -12,6 +12,8 @@ use crate::arith::ArithError;
 pub(crate) mod exponentials;
 pub(crate) mod nvfp4;
 pub(crate) mod panel;
+pub(crate) mod product;
+pub(crate) mod softmax;
 pub(crate) mod tile;
 
 #[cfg(target_arch = "x86_64")]

@@ -15,6 +15,7 @@
 
 pub mod append;
 pub mod attend;
+pub mod bound;
 pub mod index_score;
 pub mod merge;
 pub mod ports;

@@ -3,6 +3,8 @@
 //! The kernels are compiled by `cargo xtask plugin rocm`, never by a build script, so that this crate builds on a clean clone
 //! without a vendor toolchain. It then holds no kernel, and says so.
 
+pub mod parameters;
+
 /// Why this build can run nothing: the reason that every support query answers with while the kernel table is empty.
 ///
 /// The text ends in the command that puts it right.

@@ -62,7 +62,7 @@ pub struct Extents {
 /// Arguments of `op`, given the bounds it is planned for.
 pub fn contract(op: &Op, lengths: &Lengths) -> Vec<ArgSpec> {
     match op {
-        Op::Append(op) => append(op, true),
+        Op::Append(op) => append(op),
         Op::IndexScore(op) => index_score(op, lengths, Access::Out),
         Op::Select(op) => select(op, lengths),
         Op::SparseDecode(op) | Op::SparsePrefill(op) => attention(op, lengths, Access::In),
@@ -94,6 +94,7 @@ impl Args {
                 "a tensor",
             ));
         }
+        self.check_query_pairs(op)?;
         self.check_caches(op)?;
         self.check_outputs_apart(&specs)?;
         let (rows, requests) = (seen.rows.unwrap_or(0), seen.requests.unwrap_or(0));
@@ -101,6 +102,19 @@ impl Args {
         let most = lengths.requests().len() as u64;
         require(requests <= most, "requests", format!("at most the plan's {most}"), requests)?;
         Ok(Extents { rows, requests, states: seen.states.unwrap_or(0) })
+    }
+
+    /// `append` takes a query with its output or neither: tokens whose queries nobody needs are inserted alone.
+    fn check_query_pairs(&self, op: &Op) -> Result<()> {
+        if !matches!(op, Op::Append(_)) {
+            return Ok(());
+        }
+        for (source, output) in [(Role::QuerySource, Role::Query), (Role::IndexQuerySource, Role::IndexQuery)]
+        {
+            let (from, to) = (self.tensor(source).is_some(), self.tensor(output).is_some());
+            require(from == to, output.name(), format!("passed exactly if '{}' is", source.name()), to)?;
+        }
+        Ok(())
     }
 
     fn check_caches(&self, op: &Op) -> Result<()> {
@@ -216,6 +230,10 @@ fn spec(role: Role, access: Access, dtype: DType, axes: &[Axis]) -> ArgSpec {
     ArgSpec { role, access, dtype, axes: axes.to_vec(), required: true }
 }
 
+fn maybe(spec: ArgSpec) -> ArgSpec {
+    ArgSpec { required: false, ..spec }
+}
+
 fn optional(role: Role, dtype: DType, axes: &[Axis]) -> ArgSpec {
     ArgSpec { required: false, ..spec(role, Access::In, dtype, axes) }
 }
@@ -241,21 +259,19 @@ fn block_table() -> ArgSpec {
     spec(Role::BlockTable, Access::In, DType::I32, &[Axis::Requests, Axis::AtLeast(0)])
 }
 
-fn append(op: &Append, outputs: bool) -> Vec<ArgSpec> {
+fn append(op: &Append) -> Vec<ArgSpec> {
     let Geometry { query_heads, kv_heads, index_heads, head_dim, index_dim, .. } = op.geometry;
     let source = |role, heads, channels| rows(role, Access::In, DType::Bf16, heads, channels);
     let mut all = vec![
-        source(Role::QuerySource, query_heads, head_dim),
+        maybe(source(Role::QuerySource, query_heads, head_dim)),
         source(Role::KeySource, kv_heads, head_dim),
         source(Role::ValueSource, kv_heads, head_dim),
-        source(Role::IndexQuerySource, index_heads, index_dim),
+        maybe(source(Role::IndexQuerySource, index_heads, index_dim)),
         source(Role::IndexKeySource, 1, index_dim),
         spec(Role::Slots, Access::In, DType::I64, &[Axis::Rows]),
     ];
-    if outputs {
-        all.push(rows(Role::Query, Access::Out, op.query, query_heads, head_dim));
-        all.push(rows(Role::IndexQuery, Access::Out, op.index_query, index_heads, index_dim));
-    }
+    all.push(maybe(rows(Role::Query, Access::Out, op.query, query_heads, head_dim)));
+    all.push(maybe(rows(Role::IndexQuery, Access::Out, op.index_query, index_heads, index_dim)));
     if op.norm.enabled {
         let weight =
             |role, channels: u32| spec(role, Access::In, DType::Bf16, &[Axis::Exactly(channels.into())]);
@@ -362,7 +378,7 @@ fn select_merge(op: &SelectMerge) -> Vec<ArgSpec> {
 /// The arguments of all stages; what one stage hands to the next (scores) stays in the workspace, and what it writes
 /// for the engine too (queries, lists) is an output.
 fn step(op: &Step, lengths: &Lengths) -> Vec<ArgSpec> {
-    let mut all = if op.appends { append(&op.append, true) } else { Vec::new() };
+    let mut all = if op.appends { append(&op.append) } else { Vec::new() };
     let stages = index_score(&op.index, lengths, Access::Out)
         .into_iter()
         .filter(|s| s.role != Role::Scores)

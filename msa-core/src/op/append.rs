@@ -12,6 +12,7 @@ use crate::text::{Leaf, fields};
 /// `[D]` or `[Di]` in bf16, `rope_cos`/`rope_sin [max_pos, rotary_dim/2]` in f32 and `positions [T]` i32 where the
 /// descriptor asks for them; `slots [T]` i64 (`page * P + offset`; -1 and every slot outside the cache are skipped; of
 /// several tokens with one slot the last wins). Outputs: the caches, `query [T, Hq, D]`, `index_query [T, Hi, Di]`.
+/// Query and index query may be left out, each with its source and its output together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Append {
     /// Heads and dims.

@@ -47,14 +47,22 @@ pub struct PlanOptions {
     pub workspace_cap: Option<u64>,
     /// A named arithmetic instead of the variant's own (reference only).
     pub arithmetic: Option<String>,
+    /// Ranks that share the index pages of `index_score`, 1 to [`PlanOptions::MAX_WORLD`]; 1 is a single device.
+    pub world: u32,
+    /// This rank, below `world`.
+    pub rank: u32,
 }
 fields!(PlanOptions {
     leaf variant, leaf splits, leaf schedule, leaf batch_invariant, leaf checked, leaf workspace_cap, leaf arithmetic,
+    leaf world, leaf rank,
 });
 
 impl PlanOptions {
     /// Workspace cap if none is given.
     pub const DEFAULT_WORKSPACE_CAP: u64 = 256 << 20;
+
+    /// Most ranks of indexer context parallelism: the GPUs that one host maps into each other.
+    pub const MAX_WORLD: u32 = 8;
 
     /// The workspace cap in force, bytes.
     pub fn cap(&self) -> u64 {
@@ -72,6 +80,8 @@ impl Default for PlanOptions {
             checked: true,
             workspace_cap: None,
             arithmetic: None,
+            world: 1,
+            rank: 0,
         }
     }
 }

@@ -1,6 +1,8 @@
 use crate::lengths::RequestBound;
 use crate::text::{Leaf, fields, record};
 
+use super::options::ScheduleChoice;
+
 record!(RequestBound { query_len, kv_len });
 
 /// Decode: part `part` of request `request` attends to slots `slot_begin..slot_end` of every list of the request.
@@ -18,7 +20,8 @@ pub struct SlotPart {
 }
 record!(SlotPart { request, part, slot_begin, slot_end });
 
-/// Index scoring: part `part` of request `request` scores blocks `block_begin..block_end`. Scores do not depend on it.
+/// Index scoring: part `part` of request `request` scores the blocks `block_begin`, `block_begin + block_step`, ... below
+/// `block_end`. Scores do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct BlockPart {
     /// Request.
@@ -29,8 +32,10 @@ pub struct BlockPart {
     pub block_begin: u32,
     /// One past the last block.
     pub block_end: u32,
+    /// From a block to the next one: the ranks of context parallelism, 1 on a single device.
+    pub block_step: u32,
 }
-record!(BlockPart { request, part, block_begin, block_end });
+record!(BlockPart { request, part, block_begin, block_end, block_step });
 
 /// Rows `row_begin..row_end` of the batch, worked through together so that their scratch fits the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -42,8 +47,11 @@ pub struct RowWindow {
 }
 record!(RowWindow { row_begin, row_end });
 
-/// Prefill: at most `count` segments of request `request`; segment `i` of a request holds the rows whose absolute
-/// position, divided by the segment length, is `i` more than that of its first row.
+/// Prefill: at most `count` segments of request `request`.
+///
+/// Row `i` of a request has the anchor `p + i`, where `p` is the position of its first row (so an anchor is the
+/// position wherever positions are consecutive, which is the default). Segment `s` of the request holds the rows whose
+/// anchor, divided by the segment length and rounded down, is `s` more than that of its first row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Segment {
     /// Request.
@@ -54,6 +62,19 @@ pub struct Segment {
     pub first: u32,
 }
 record!(Segment { request, count, first });
+
+/// Prefill: entries `segment_begin..segment_end` of the segment table, worked through together with one schedule
+/// record and one set of partial states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SegmentWindow {
+    /// First entry.
+    pub segment_begin: u32,
+    /// One past the last entry.
+    pub segment_end: u32,
+    /// Most rows that these segments can hold within the bounds, wherever the positions start.
+    pub rows: u32,
+}
+record!(SegmentWindow { segment_begin, segment_end, rows });
 
 /// What a prefill plan fixes beside the segments.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -68,17 +89,46 @@ pub struct PrefillPlan {
     pub cost_numerator: u32,
     /// See `cost_numerator`.
     pub cost_denominator: u32,
+    /// Candidate schedules of the record: the cost rule, or one schedule for all.
+    pub schedule: ScheduleChoice,
     /// Segments of each request.
     pub segments: Vec<Segment>,
-    /// Partial states of one window: rows * k.
+    /// Windows of whole segments, in order.
+    pub windows: Vec<SegmentWindow>,
+    /// Partial states of one query head in a window: the rows of the largest window times [`PrefillPlan::row_slots`].
     pub partial_slots: u64,
 }
 fields!(PrefillPlan {
-    leaf segment_tokens, leaf tile_rows, leaf chunk_rows, leaf cost_numerator, leaf cost_denominator, list segments,
-    leaf partial_slots,
+    leaf segment_tokens, leaf tile_rows, leaf chunk_rows, leaf cost_numerator, leaf cost_denominator,
+    leaf schedule, list segments, list windows, leaf partial_slots,
 });
 
+impl PrefillPlan {
+    /// True if some segment may be worked through by query-tile union.
+    pub fn has_union(&self) -> bool {
+        self.schedule != ScheduleChoice::KvOuter
+    }
+
+    /// True if some block may be worked through KV-outer.
+    pub fn has_kv_outer(&self) -> bool {
+        self.schedule != ScheduleChoice::Union
+    }
+
+    /// Partial states of a row and query head: one a slot if there is a KV-outer part, and one more for the union part
+    /// of a hybrid.
+    pub fn row_slots(&self, top_k: u32) -> u32 {
+        match self.schedule {
+            ScheduleChoice::Union => 0,
+            ScheduleChoice::Auto | ScheduleChoice::KvOuter => top_k,
+            ScheduleChoice::Hybrid => top_k + 1,
+        }
+    }
+}
+
 /// Indexer context parallelism: page j belongs to rank j mod `world`. A world of 0 or 1 is a single device.
+///
+/// The workspace of every rank has a region `candidate_keys [world][rows of a window][Hi][k]` u64; rank r writes entry
+/// `[r]` of its own and of every peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ContextParallel {
     /// Ranks.
@@ -87,8 +137,10 @@ pub struct ContextParallel {
     pub rank: u32,
     /// Candidate keys of a (row, index head) that a rank hands over.
     pub keys_per_list: u32,
+    /// Bytes that a rank sends to each peer in a window.
+    pub exchange_bytes: u64,
 }
-fields!(ContextParallel { leaf world, leaf rank, leaf keys_per_list });
+fields!(ContextParallel { leaf world, leaf rank, leaf keys_per_list, leaf exchange_bytes });
 
 /// A named range of the workspace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]

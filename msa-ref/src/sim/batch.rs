@@ -83,6 +83,29 @@ impl Batch {
         self.kv_lengths.get(request as usize).copied().unwrap_or(0)
     }
 
+    /// Tokens in the cache of every request.
+    pub fn kv_lengths(&self) -> &[u32] {
+        &self.kv_lengths
+    }
+
+    /// The rows that are there, without gaps, as planners of schedules want them.
+    pub fn compact(&self) -> CompactRows {
+        let mut compact = CompactRows { offsets: vec![0], ..CompactRows::default() };
+        for request in 0..self.requests() {
+            let own = self
+                .rows
+                .iter()
+                .enumerate()
+                .filter_map(|(i, r)| r.filter(|r| r.request == request).map(|r| (i, r)));
+            for (index, row) in own {
+                compact.rows.push(index as u32);
+                compact.positions.push(row.position as i32);
+            }
+            compact.offsets.push(compact.rows.len() as u32);
+        }
+        compact
+    }
+
     /// Requests.
     pub fn requests(&self) -> u32 {
         self.kv_lengths.len() as u32
@@ -93,6 +116,17 @@ impl Batch {
         let page = usize::try_from(page).ok().filter(|&p| p < self.table_width)?;
         self.tables.get(request as usize * self.table_width + page).copied()
     }
+}
+
+/// Rows of a batch without gaps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CompactRows {
+    /// `[B+1]`, first row of each request.
+    pub offsets: Vec<u32>,
+    /// Absolute position of each row.
+    pub positions: Vec<i32>,
+    /// Row of the batch.
+    pub rows: Vec<u32>,
 }
 
 impl Row {

@@ -27,7 +27,16 @@ pub struct Decoding {
 
 impl Decoding {
     /// The decoding, and the factor that remains to be folded into the softmax scale, the score or the output.
-    pub fn new(dequantise: Dequantise, shift: u32, fold: ScaleFold, tensor_scale: f32) -> (Self, f32) {
+    pub fn of(
+        format: CacheFormat,
+        dequantise: Dequantise,
+        shift: u32,
+        fold: ScaleFold,
+        tensor_scale: f32,
+    ) -> (Self, f32) {
+        if format != CacheFormat::Nvfp4 {
+            return (Self { dequantise, shift: 0, scale: 1.0 }, tensor_scale);
+        }
         let (scale, rest) = match fold {
             ScaleFold::Folded => (1.0, tensor_scale),
             ScaleFold::BeforeRounding => (tensor_scale, 1.0),

@@ -1,7 +1,42 @@
-//! placeholder
-#![allow(dead_code, reason = "the commands that call these modules come with the engine API")]
+//! `msa`: run, plan and inspect MiniMax Sparse Attention from the command line.
 
+mod env;
 mod progress;
+mod run;
 mod table;
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// MiniMax Sparse Attention.
+#[derive(Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a whole step on the tensors of a file, or a built-in demonstration without one.
+    Run(run::Options),
+    /// List backends, devices and why others are not there.
+    Env(env::Options),
+}
+
+/// Exit status: 0 all is well, 1 results differ from the expected ones, 2 an error.
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(options) => run::run(&options),
+        Command::Env(options) => env::run(&options).map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("msa: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -48,9 +48,9 @@ pub(crate) struct AgreementRow {
     pub(crate) compared: u64,
     /// Those outside the bound.
     pub(crate) mismatches: u64,
-    /// Largest absolute difference; `None` where only equality counts.
+    /// Absolute difference where it is largest relative to its bound; `None` where only equality counts.
     pub(crate) largest_error: Option<f64>,
-    /// Largest difference that is accepted; `None` where only equality counts.
+    /// Bound at that place; `None` where only equality counts or nothing is judged.
     pub(crate) bound: Option<f64>,
     /// The outcome.
     pub(crate) verdict: Verdict,
@@ -66,6 +66,8 @@ pub(crate) enum Verdict {
     Differs,
     /// Nothing to compare.
     Skipped,
+    /// A distance that is printed, not judged.
+    Reported,
 }
 
 impl Report {
@@ -81,7 +83,7 @@ impl Report {
         let mut text = format!("{case} on {}\n\n", self.device);
         text.push_str(&stage_table(&self.stages));
         if !self.agreement.is_empty() {
-            text.push_str("\nagreement with the expected tensors\n");
+            text.push_str("\nagreement\n");
             text.push_str(&agreement_table(&self.agreement));
         }
         text
@@ -162,6 +164,7 @@ impl Verdict {
             Self::Agrees => "agrees",
             Self::Differs => "DIFFERS",
             Self::Skipped => "skipped",
+            Self::Reported => "not judged",
         }
     }
 }
@@ -300,7 +303,7 @@ stage        variant                    time        work          rate
 index_score  index_score.q16k16.cpu  12.3 ms  1.21 GFLOP  97.9 GFLOP/s
 select       select.cpu              98.7 us     144 KiB     1.49 GB/s
 
-agreement with the expected tensors
+agreement
 quantity       compared  mismatches  largest error    bound  verdict
 block_indices      3072           0              -        -  agrees
 out                3072           2        1.25e-3  1.00e-5  DIFFERS

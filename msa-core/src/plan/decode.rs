@@ -1,0 +1,108 @@
+use super::given::{Given, lists};
+use super::workspace::{Need, Scratch, product, row_windows};
+use super::{Derived, SlotPart};
+use crate::cache::CacheFormat;
+use crate::error::{Result, require};
+use crate::op::Attention;
+
+/// Parts of a request when its bits must not depend on the batch.
+///
+/// Measured on an H200 (driver 580.159, one row a request, B = 1 / 8 / 32 / 128): four parts are at most 1.8 times
+/// slower than the best number of parts at any batch size (NVFP4: 9.6 / 13.4 / 29.8 / 82.8 us against 5.4 / 12.2 / 22.9 /
+/// 62.3); two are 2.7 times slower at B = 1, eight 1.7 times slower at B = 128 and 32 both.
+pub(super) const PINNED_PARTS: u32 = 4;
+
+/// Bytes of the row sum and the maximum of a partial state, f32 each.
+pub(super) const STATE_BYTES: u64 = 8;
+
+/// Divides the slots, sizes the partial states, and cuts the rows into windows whose states fit the cap.
+pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
+    let slot_parts = slot_parts(op, given)?;
+    let scratch = Scratch::new(needs(op, &slot_parts));
+    let each = scratch.window_rows(given.rows(), given.options.cap())?;
+    let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
+    let windows = row_windows(given.rows(), each)?;
+    let batch_invariant = is_batch_invariant(given);
+    Ok(Derived { batch_invariant, slot_parts, windows, workspace, workspace_bytes, ..Derived::default() })
+}
+
+/// True if the division of a request's slots does not depend on the rest of the batch: one part on a CPU, the caller's
+/// number, or the pinned one.
+pub(super) fn is_batch_invariant(given: &Given) -> bool {
+    given.on_cpu() || given.options.splits.is_some() || given.options.batch_invariant
+}
+
+/// The slots of every request, divided over parts.
+///
+/// A caller's number of parts is taken as it is. Otherwise a request with `n` slots that can hold a block gets parts of
+/// equal width, no more of them than `n`; the last one takes the slots that stay empty too.
+pub(super) fn slot_parts(op: &Attention, given: &Given) -> Result<Vec<SlotPart>> {
+    let k = op.geometry.top_k;
+    if let Some(splits) = given.options.splits {
+        require((1..=k).contains(&splits), "options.splits", format!("1 to top_k = {k}"), splits)?;
+    }
+    let wanted = parts_that_fill(op, given);
+    let mut parts = Vec::new();
+    for (request, _, blocks) in given.request_blocks(&op.geometry) {
+        let live = u32::try_from(blocks).unwrap_or(k).clamp(1, k);
+        if let Some(splits) = given.options.splits {
+            parts.extend(equal_parts(request, splits, k));
+        } else if given.options.batch_invariant && !given.on_cpu() {
+            parts.extend(wide_parts(request, k.div_ceil(PINNED_PARTS.min(k)), live, k));
+        } else {
+            parts.extend(wide_parts(request, live.div_ceil(wanted), live, k));
+        }
+    }
+    Ok(parts)
+}
+
+/// Partial outputs `[rows][parts][Hq][D]` and states `[rows][parts][Hq]` of (l, m); none if no request is split.
+pub(super) fn needs(op: &Attention, parts: &[SlotPart]) -> [Need; 2] {
+    let most = parts.iter().map(|p| u64::from(p.part) + 1).max().unwrap_or(0);
+    partial_needs(op, if most > 1 { most } else { 0 })
+}
+
+/// Needs of `states` partial states of every row and query head.
+pub(super) fn partial_needs(op: &Attention, states: u64) -> [Need; 2] {
+    let heads = u64::from(op.geometry.query_heads);
+    let channels = u64::from(op.geometry.head_dim);
+    [
+        Need::per_row("partial_outputs", product(&[states, heads, channels, op.output.partial.bytes()])),
+        Need::per_row("partial_states", product(&[states, heads, STATE_BYTES])),
+    ]
+}
+
+/// Parts that give every unit its share: one a unit, two for NVFP4.
+///
+/// Measured on an H200 (132 SMs, driver 580.159, 4 KV heads): the best number of parts at B = 1 / 8 / 32 / 128 is
+/// 16 / 8 / 1 / 1 for fp8 (B = 8: 12.2 us with eight parts, 12.4 with four) and 16 / 8 / 2 / 1 for NVFP4, whose blocks
+/// take longer to decode than to load. A CPU has no idle units to fill within a row.
+fn parts_that_fill(op: &Attention, given: &Given) -> u32 {
+    if given.on_cpu() {
+        return 1;
+    }
+    let heads = lists(&op.geometry, op.grouping).max(op.geometry.kv_heads);
+    let items = given.rows().saturating_mul(heads.into()).max(1);
+    let per_unit = if op.cache == CacheFormat::Nvfp4 { 2 } else { 1 };
+    let parts = (given.units() * per_unit / items).clamp(1, op.geometry.top_k.into());
+    u32::try_from(parts).unwrap_or(1)
+}
+
+fn equal_parts(request: u32, parts: u32, k: u32) -> impl Iterator<Item = SlotPart> {
+    (0..parts).map(move |part| SlotPart {
+        request,
+        part,
+        slot_begin: k * part / parts,
+        slot_end: k * (part + 1) / parts,
+    })
+}
+
+fn wide_parts(request: u32, width: u32, live: u32, k: u32) -> impl Iterator<Item = SlotPart> {
+    let parts = live.div_ceil(width);
+    (0..parts).map(move |part| SlotPart {
+        request,
+        part,
+        slot_begin: part * width,
+        slot_end: if part + 1 == parts { k } else { (part + 1) * width },
+    })
+}

@@ -1,0 +1,58 @@
+use super::PlanOptions;
+use crate::device::{Arch, DeviceTraits};
+use crate::error::{Result, require};
+use crate::geometry::{Geometry, Grouping};
+use crate::lengths::Lengths;
+
+/// Most requests of one plan: its parts are lists, and a list that long is no batch.
+pub(super) const MAX_REQUESTS: usize = 1 << 20;
+
+/// Most units that parts are made for; no device has more, and traits may come from a text.
+const MAX_UNITS: u32 = 4096;
+
+/// What a plan is made from, apart from the operation.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub(super) lengths: &'a Lengths,
+    pub(super) traits: &'a DeviceTraits,
+    pub(super) options: &'a PlanOptions,
+}
+
+impl Given<'_> {
+    pub(super) fn units(&self) -> u64 {
+        u64::from(self.traits.units.clamp(1, MAX_UNITS))
+    }
+
+    pub(super) fn on_cpu(&self) -> bool {
+        self.traits.arch == Arch::Cpu
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.lengths.rows()
+    }
+
+    /// Blocks of the longest context.
+    pub(super) fn blocks(&self, geometry: &Geometry) -> u64 {
+        geometry.blocks(self.lengths.max_kv_len().into())
+    }
+
+    /// Requests with their numbers and the blocks that they can have.
+    pub(super) fn request_blocks(&self, geometry: &Geometry) -> impl Iterator<Item = (u32, u32, u64)> {
+        let geometry = *geometry;
+        let numbered = (0_u32..).zip(self.lengths.requests());
+        numbered.map(move |(i, r)| (i, r.query_len, geometry.blocks(r.kv_len.into())))
+    }
+
+    pub(super) fn check_requests(&self) -> Result<()> {
+        let requests = self.lengths.requests().len();
+        require(requests <= MAX_REQUESTS, "lengths", format!("at most {MAX_REQUESTS} requests"), requests)
+    }
+}
+
+/// Lists of block ids of a row.
+pub(super) fn lists(geometry: &Geometry, grouping: Grouping) -> u32 {
+    match grouping {
+        Grouping::PerHead => geometry.index_heads,
+        Grouping::Reduced => 1,
+    }
+}
