@@ -8,9 +8,8 @@
 
 mod attend;
 
-use msa_core::format::{
-    E2m1, E4m3, E4m3Fnuz, dequantise_e4m3, dequantise_e4m3fnuz_half,
-};
+use msa_core::format::dequant::{dequantise_e4m3, dequantise_e4m3fnuz_half};
+use msa_core::format::{E2m1, E4m3, E4m3Fnuz};
 
 use crate::arith::{cdna3, cdna4};
 

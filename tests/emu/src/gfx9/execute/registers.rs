@@ -167,6 +167,18 @@ impl Registers {
         Ok(self.vector[usize::from(register)][lane])
     }
 
+    /// The lanes of a vector register that were written.
+    pub(super) fn written(&self, register: u16) -> u64 {
+        self.vector_written.get(usize::from(register)).copied().unwrap_or(0)
+    }
+
+    /// The lanes of `mask` hold nothing any more.
+    pub(super) fn forget(&mut self, register: u16, mask: u64) {
+        if let Some(written) = self.vector_written.get_mut(usize::from(register)) {
+            *written &= !mask;
+        }
+    }
+
     /// Writes the lanes of `mask`.
     pub(super) fn set_lanes(&mut self, register: u16, values: &Lanes, mask: u64) -> Result<(), Fault> {
         let index = self.writable_vector(register)?;

@@ -186,7 +186,18 @@ fn run_carry(
 
 fn run_multiply_add(registers: &mut Registers, target: u16, out: u16, inputs: &[Input; 3]) -> Result<(), Fault> {
     let exec = registers.exec();
-    let (a, b, c) = (inputs[0].read(registers)?, inputs[1].read(registers)?, inputs[2].read_wide(registers)?);
+    let (a, b) = (inputs[0].read(registers)?, inputs[1].read(registers)?);
+    // The lower half of the sum does not depend on the upper half of the addend, and compilers leave that unwritten
+    // where they want the lower half only: then the upper half of the result counts as unwritten too.
+    let unwritten = match inputs[2].source {
+        Source::Vector(register) => exec & !registers.written(register + 1),
+        _ => 0,
+    };
+    let c = if unwritten == 0 {
+        inputs[2].read_wide(registers)?
+    } else {
+        inputs[2].read(registers)?.map(u64::from)
+    };
     let (mut result, mut carried) = ([0; LANES], 0);
     for lane in ones(exec) {
         let (sum, carry) = (u64::from(a[lane]) * u64::from(b[lane])).overflowing_add(c[lane]);
@@ -194,7 +205,9 @@ fn run_multiply_add(registers: &mut Registers, target: u16, out: u16, inputs: &[
         carried |= u64::from(carry) << lane;
     }
     registers.set_scalar_pair(out, carried)?;
-    registers.set_lanes_wide(target, &result, exec)
+    registers.set_lanes_wide(target, &result, exec)?;
+    registers.forget(target + 1, unwritten);
+    Ok(())
 }
 
 fn run_first_lane(registers: &mut Registers, target: u16, input: &Input) -> Result<(), Fault> {

@@ -1,0 +1,15 @@
+//! The gfx942 and gfx950 kernels that ship, executed without a GPU and compared bit for bit with the reference.
+//!
+//! `cargo xtask plugin rocm` builds the code objects. Where they are missing a test says so and does nothing, unless
+//! `MSA_REQUIRE_KERNELS` is set, as it is in continuous integration.
+
+#[path = "gfx9/cache.rs"]
+mod cache;
+#[path = "gfx9/index_score.rs"]
+mod index_score;
+#[path = "gfx9/requests.rs"]
+mod requests;
+#[path = "gfx9/rig.rs"]
+mod rig;
+#[path = "gfx9/sparse_decode.rs"]
+mod sparse_decode;
