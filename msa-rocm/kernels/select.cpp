@@ -78,8 +78,8 @@ DEVICE void find_digit(const Select& a, const Row& row, u64 prefix, u32 shift, u
 // The rank of the k-th largest candidate; `wanted` becomes how many candidates of that very rank are taken.
 DEVICE u64 find_threshold(const Select& a, const Row& row, u32& wanted) {
   u64 prefix = 0;
-  for (u32 shift = 25; shift != 0; shift -= 8) {
-    find_digit(a, row, prefix, shift, 8, wanted);
+  for (u32 digit = 0; digit < 4; digit++) {
+    find_digit(a, row, prefix, 25 - 8 * digit, 8, wanted);
     prefix = prefix << 8 | digit_found;
     wanted = still_wanted;
   }

@@ -5,11 +5,17 @@
 
 #[path = "gfx9/cache.rs"]
 mod cache;
+#[path = "gfx9/context_parallel.rs"]
+mod context_parallel;
 #[path = "gfx9/index_score.rs"]
 mod index_score;
+#[path = "gfx9/merge.rs"]
+mod merge;
 #[path = "gfx9/requests.rs"]
 mod requests;
 #[path = "gfx9/rig.rs"]
 mod rig;
+#[path = "gfx9/select.rs"]
+mod select;
 #[path = "gfx9/sparse_decode.rs"]
 mod sparse_decode;

@@ -131,7 +131,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, resident_groups: 2, longest_burst: 200, most_steps: 1 << 32 }
+        Self { seed: 1, resident_groups: 2, longest_burst: 200, most_steps: 1 << 28 }
     }
 }
 
