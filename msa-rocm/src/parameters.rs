@@ -211,7 +211,9 @@ pub struct SparseDecode {
 impl Parameters for SparseDecode {
     fn write(&self, bytes: &mut Bytes) {
         bytes.wide(&[self.query]);
-        [self.keys, self.key_scales, self.values, self.value_scales].iter().for_each(|view| view.write(bytes));
+        [self.keys, self.key_scales, self.values, self.value_scales]
+            .iter()
+            .for_each(|view| view.write(bytes));
         self.batch.write(bytes);
         bytes.wide(&[self.parts, self.lists, self.table, self.query_scale, self.key_scale, self.value_scale]);
         bytes.wide(&[self.output, self.lse, self.query_row_stride, self.query_head_stride]);

@@ -35,6 +35,9 @@ enum Command {
         /// Replace the committed census by the one found
         #[arg(long)]
         accept: bool,
+        /// Compile the faulty kernels that the tests must catch, too
+        #[arg(long)]
+        mutants: bool,
     },
 }
 
@@ -51,7 +54,10 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(&root),
         Command::Tidy => tidy::run(&root),
         Command::Toolchain { vendor: Vendor::Rocm } => rocm::install_toolchain(&root),
-        Command::Plugin { vendor: Vendor::Rocm, accept } => rocm::build_plugin(&root, accept),
+        Command::Plugin { vendor: Vendor::Rocm, accept, mutants } => {
+            let built = rocm::build_plugin(&root, accept);
+            if mutants { built.and_then(|()| rocm::build_mutants(&root)) } else { built }
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

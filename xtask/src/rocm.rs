@@ -2,6 +2,7 @@
 
 mod census;
 mod compile;
+mod mutants;
 mod toolchain;
 
 use std::path::{Path, PathBuf};
@@ -48,6 +49,19 @@ pub(crate) fn build_plugin(root: &Path, accept: bool) -> Result<(), String> {
     census::compare(&kernels, &census, accept)?;
     write_manifest(&folder, &toolchain.version()?, &kernels)?;
     println!("rocm plugin: {} kernels in {}", kernels.len(), folder.display());
+    Ok(())
+}
+
+/// Compile the faulty kernels of `tests/emu/mutations.toml` beside the artifacts.
+///
+/// # Errors
+/// As for [`build_plugin`]; a fault whose text is not in the sources.
+pub(crate) fn build_mutants(root: &Path) -> Result<(), String> {
+    let target = target_folder(root);
+    let toolchain = Toolchain::find_or_install(&target)?;
+    let folder = target.join("plugins").join("rocm").join("mutants");
+    let count = mutants::build(root, &toolchain, &folder)?;
+    println!("rocm mutants: {count} in {}", folder.display());
     Ok(())
 }
 

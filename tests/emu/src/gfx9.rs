@@ -9,6 +9,7 @@ pub mod disassemble;
 mod error;
 #[cfg(feature = "execute")]
 mod execute;
+pub mod rules;
 pub mod text;
 
 pub use error::{EmuError, Fault};

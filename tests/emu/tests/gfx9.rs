@@ -3,6 +3,8 @@
 //! `cargo xtask plugin rocm` builds the code objects. Where they are missing a test says so and does nothing, unless
 //! `MSA_REQUIRE_KERNELS` is set, as it is in continuous integration.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail loudly")]
+
 #[path = "gfx9/cache.rs"]
 mod cache;
 #[path = "gfx9/context_parallel.rs"]
@@ -11,6 +13,8 @@ mod context_parallel;
 mod index_score;
 #[path = "gfx9/merge.rs"]
 mod merge;
+#[path = "gfx9/mutations.rs"]
+mod mutations;
 #[path = "gfx9/requests.rs"]
 mod requests;
 #[path = "gfx9/rig.rs"]
@@ -19,3 +23,5 @@ mod rig;
 mod select;
 #[path = "gfx9/sparse_decode.rs"]
 mod sparse_decode;
+#[path = "gfx9/speed.rs"]
+mod speed;

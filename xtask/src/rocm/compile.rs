@@ -50,7 +50,16 @@ pub(super) fn build_twice(
     Ok(built)
 }
 
-fn build(toolchain: &Toolchain, source: &Path, architecture: &str, folder: &Path) -> Result<Built, String> {
+/// One build of `source` for `architecture` into `folder`.
+///
+/// # Errors
+/// The compiler's or linker's status, after its message.
+pub(super) fn build(
+    toolchain: &Toolchain,
+    source: &Path,
+    architecture: &str,
+    folder: &Path,
+) -> Result<Built, String> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     let objects = folder.join("objects");
     std::fs::create_dir_all(&objects).map_err(|error| format!("{}: {error}", objects.display()))?;

@@ -46,7 +46,8 @@ impl Toolchain {
     /// # Errors
     /// It does not start.
     pub(super) fn version(&self) -> Result<String, String> {
-        let output = command(&self.clang).arg("--version").output().map_err(|error| format!("clang: {error}"))?;
+        let output =
+            command(&self.clang).arg("--version").output().map_err(|error| format!("clang: {error}"))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().next().map(str::to_owned).ok_or_else(|| "clang says no version".to_owned())
     }

@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn without_a_visible_key_the_output_is_zero() {
-        let nothing = attend(Generation::Cdna4, &[0x38; CHANNELS], &[Block { keys: &[], values: &[] }], &SCALES);
+        let nothing =
+            attend(Generation::Cdna4, &[0x38; CHANNELS], &[Block { keys: &[], values: &[] }], &SCALES);
         assert_eq!((nothing.output, nothing.lse), (vec![0.0; CHANNELS], f32::NEG_INFINITY));
     }
 

@@ -62,7 +62,8 @@ impl CodeObject {
         let mut kernels = BTreeMap::new();
         for (name, descriptor) in &symbols {
             if let Some(name) = name.strip_suffix(".kd") {
-                let entry = symbols.get(name).ok_or_else(|| wrong(format!("{name}: descriptor without code")))?;
+                let entry =
+                    symbols.get(name).ok_or_else(|| wrong(format!("{name}: descriptor without code")))?;
                 let descriptor = read(&file, descriptor.0, 64)?;
                 let code = read(&file, entry.0, entry.1)?;
                 kernels.insert(name.to_owned(), KernelCode::new(name, code, &descriptor));
@@ -92,6 +93,18 @@ impl CodeObject {
             let names: Vec<_> = self.kernels.keys().map(String::as_str).collect();
             EmuError::CodeObject(format!("no kernel {name}; there are {}", names.join(", ")))
         })
+    }
+
+    /// The same with other code for the kernel `name`: a fault for a test to catch.
+    ///
+    /// # Errors
+    /// The kernel is not there.
+    pub fn with_code(mut self, name: &str, code: Vec<u8>) -> Result<Self, EmuError> {
+        self.kernel(name)?;
+        if let Some(kernel) = self.kernels.get_mut(name) {
+            kernel.code = code;
+        }
+        Ok(self)
     }
 
     /// `.text`, `.rodata` and `.note`: what two builds of the same source must share. The rest names the linker.

@@ -50,7 +50,8 @@ impl Disassembler {
     /// The toolchain's LLVM library is missing or lacks the AMD target.
     pub fn new(processor: &str) -> Result<Self, EmuError> {
         let path = llvm_library()?;
-        let failed = |error: libloading::Error| EmuError::Disassembler(format!("{}: {error}", path.display()));
+        let failed =
+            |error: libloading::Error| EmuError::Disassembler(format!("{}: {error}", path.display()));
         // SAFETY: LLVM's library has no initialisers with preconditions; it is the one that the running compiler uses.
         let library = unsafe { Library::new(&path) }.map_err(failed)?;
         for part in ["TargetInfo", "TargetMC", "Disassembler"] {
@@ -122,9 +123,8 @@ fn create_context(create: Create, processor: &str) -> Result<*mut c_void, EmuErr
     let (target, processor_text, features) = (text("amdgcn-amd-amdhsa")?, text(processor)?, text("")?);
     let none = std::ptr::null_mut();
     // SAFETY: the three texts outlive the call, and the interface allows null callbacks.
-    let context = unsafe {
-        create(target.as_ptr(), processor_text.as_ptr(), features.as_ptr(), none, 0, none, none)
-    };
+    let context =
+        unsafe { create(target.as_ptr(), processor_text.as_ptr(), features.as_ptr(), none, 0, none, none) };
     if context.is_null() {
         return Err(EmuError::Disassembler(format!("LLVM knows no processor {processor}")));
     }
@@ -138,7 +138,8 @@ fn llvm_library() -> Result<PathBuf, EmuError> {
     let is_llvm = |path: &Path| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("libLLVM"))
     };
-    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| is_llvm(path)).collect();
+    let mut found: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(|path| is_llvm(path)).collect();
     found.sort();
     found.pop().ok_or_else(|| EmuError::Disassembler(format!("no libLLVM in {}", folder.display())))
 }
@@ -161,8 +162,16 @@ mod tests {
     fn known_encodings_have_their_text() {
         let known = [
             ("gfx950", vec![0xbf81_0000u32], "s_endpgm"),
-            ("gfx950", vec![0xd3ad_0000, 0x0202_1d06], "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[6:13], v[14:21], 0"),
-            ("gfx942", vec![0xd3f3_0000, 0x0202_1d0a], "v_mfma_f32_16x16x32_fp8_fp8 v[0:3], v[10:11], v[14:15], 0"),
+            (
+                "gfx950",
+                vec![0xd3ad_0000, 0x0202_1d06],
+                "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[6:13], v[14:21], 0",
+            ),
+            (
+                "gfx942",
+                vec![0xd3f3_0000, 0x0202_1d0a],
+                "v_mfma_f32_16x16x32_fp8_fp8 v[0:3], v[10:11], v[14:15], 0",
+            ),
         ];
         for (processor, words, text) in known {
             let code: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

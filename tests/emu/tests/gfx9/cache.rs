@@ -73,7 +73,9 @@ impl Cache {
         let pages = requests.pages as usize;
         let nan = if generation == Generation::Cdna3 { 0x80 } else { 0x7f };
         let (data, scales) = match format {
-            Format::Fp8 => (Component::new(pages, heads, CHANNELS, 16, nan), Component::new(0, heads, GROUPS, 0, 0)),
+            Format::Fp8 => {
+                (Component::new(pages, heads, CHANNELS, 16, nan), Component::new(0, heads, GROUPS, 0, 0))
+            }
             Format::Nvfp4 => (
                 Component::new(pages, heads, CHANNELS / 2, 16, 0x77),
                 Component::new(pages, heads, GROUPS, 0, 0x7f),

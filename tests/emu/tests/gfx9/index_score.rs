@@ -1,13 +1,13 @@
 //! `index_score` against the recipe.
 
 use msa_core::cache::VScaleOrder;
-use msa_emu::gfx9::{Machine, Options};
+use msa_emu::gfx9::Machine;
 use msa_ref::sim::cdna::{CHANNELS, Generation, Row, block_score};
 use msa_rocm::parameters::IndexScore;
 
 use crate::cache::{Cache, Format, magnitude_table};
 use crate::requests::{BLOCK, Requests, parts};
-use crate::rig::{ARCHITECTURES, Random, bytes_of, first_difference, floats, kernel, run};
+use crate::rig::{ARCHITECTURES, Random, bytes_of, first_difference, floats, kernel, options, run};
 
 /// What to score.
 struct Case<'a> {
@@ -52,7 +52,7 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     let queries: Vec<Row> =
         (0..rows * case.heads).map(|_| std::array::from_fn(|_| random.fp8(generation))).collect();
 
-    let mut machine = Machine::new(1, Options { seed: case.seed, ..Options::default() });
+    let mut machine = Machine::new(1, options(case.seed));
     let device = requests.place(&mut machine);
     let (key_view, scale_view) = keys.place(&mut machine);
     let blocks: Vec<u32> = case.lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).collect();
@@ -128,4 +128,12 @@ fn ranks_score_their_own_pages() {
     for rank in 0..3 {
         check(&Case { lengths: &[(1, 600), (1, 100)], world: 3, rank, seed: 5, ..Case::default() });
     }
+}
+
+/// Everything above, for faulty kernels.
+pub(crate) fn all() {
+    one_row_of_the_m3_shape();
+    ragged_batches_with_speculative_rows();
+    splits_scales_and_other_head_counts();
+    ranks_score_their_own_pages();
 }

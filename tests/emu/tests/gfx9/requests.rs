@@ -85,7 +85,8 @@ impl Requests {
             let id = machine.constant(&bytes_of(values, i32::to_le_bytes));
             machine.address(id)
         };
-        let (block_table, kv_lengths, query_offsets) = (constant(&self.table), constant(&kv), constant(&offsets));
+        let (block_table, kv_lengths, query_offsets) =
+            (constant(&self.table), constant(&kv), constant(&offsets));
         let positions = self.positions.as_ref().map_or(0, |positions| constant(positions));
         let status = machine.buffer(&[0; 4]);
         let batch = Batch {

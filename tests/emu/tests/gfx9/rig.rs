@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
 
 use msa_emu::gfx9::code_object::CodeObject;
-use msa_emu::gfx9::{Arguments, EmuError, Kernel, Launch, Machine, Statistics};
+use msa_emu::gfx9::{Arguments, EmuError, Kernel, Launch, Machine, Options, Statistics};
 use msa_ref::sim::cdna::Generation;
 use msa_rocm::parameters::Parameters;
 
@@ -12,26 +12,62 @@ use msa_rocm::parameters::Parameters;
 pub(crate) const ARCHITECTURES: [(&str, Generation); 2] =
     [("gfx942", Generation::Cdna3), ("gfx950", Generation::Cdna4)];
 
-/// A shipped kernel by op, formats and trick. `None`, with a message, where nothing was built.
-pub(crate) fn kernel(op: &str, formats: &str, architecture: &str, trick: &str) -> Option<Kernel> {
-    let symbol = format!("{op}_{formats}_{architecture}_{trick}");
-    static LOADED: OnceLock<Mutex<HashMap<String, Kernel>>> = OnceLock::new();
-    let mut loaded = LOADED.get_or_init(Mutex::default).lock().unwrap();
-    if let Some(kernel) = loaded.get(&symbol) {
-        return Some(kernel.clone());
-    }
-    let source = if op == "candidate_keys" { "select" } else { op };
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("plugins/rocm");
-    let path = folder.join(format!("{source}.{architecture}.hsaco"));
-    let Ok(bytes) = std::fs::read(&path) else {
-        let message = format!("{} is missing: run cargo xtask plugin rocm", path.display());
+thread_local! {
+    /// A faulty code object that takes the place of the shipped one, in this thread.
+    static FAULTY: std::cell::RefCell<Option<CodeObject>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Runs `work` with the kernels of `object` in place of the shipped ones of the same names. Other architectures are left
+/// out, and other kernels stay as they are.
+pub(crate) fn with_faulty<T>(object: CodeObject, work: impl FnOnce() -> T) -> T {
+    FAULTY.with(|faulty| *faulty.borrow_mut() = Some(object));
+    let result = work();
+    FAULTY.with(|faulty| *faulty.borrow_mut() = None);
+    result
+}
+
+/// How the tests run kernels: a fault that never ends is found soon.
+pub(crate) fn options(seed: u64) -> Options {
+    Options { seed, most_steps: 1 << 22, ..Options::default() }
+}
+
+/// Where `cargo xtask plugin rocm` writes.
+pub(crate) fn artifacts() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("plugins").join("rocm")
+}
+
+/// A code object, or `None` with a message where it was not built.
+pub(crate) fn code_object(path: &std::path::Path) -> Option<CodeObject> {
+    let Ok(bytes) = std::fs::read(path) else {
+        let message = format!("{} is missing: run cargo xtask plugin rocm --mutants", path.display());
         assert!(std::env::var_os("MSA_REQUIRE_KERNELS").is_none(), "{message}");
         println!("skipped: {message}");
         return None;
     };
-    let object = CodeObject::parse(&bytes).unwrap();
+    Some(CodeObject::parse(&bytes).unwrap())
+}
+
+/// A shipped kernel by op, formats and trick. `None`, with a message, where nothing was built.
+pub(crate) fn kernel(op: &str, formats: &str, architecture: &str, trick: &str) -> Option<Kernel> {
+    let symbol = format!("{op}_{formats}_{architecture}_{trick}");
+    let faulty = FAULTY.with(|faulty| faulty.borrow().clone());
+    if let Some(object) = &faulty {
+        if object.architecture() != architecture {
+            return None;
+        }
+        if object.kernels().contains_key(&symbol) {
+            return Some(Kernel::load(object, &symbol).unwrap_or_else(|error| panic!("{error}")));
+        }
+    }
+    static LOADED: OnceLock<Mutex<HashMap<String, Kernel>>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(Mutex::default);
+    if let Some(kernel) = loaded.lock().unwrap().get(&symbol) {
+        return Some(kernel.clone());
+    }
+    let source = if op == "candidate_keys" { "select" } else { op };
+    let object = code_object(&artifacts().join(format!("{source}.{architecture}.hsaco")))?;
     let kernel = Kernel::load(&object, &symbol).unwrap_or_else(|error| panic!("{error}"));
-    loaded.insert(symbol, kernel.clone());
+    loaded.lock().unwrap().insert(symbol, kernel.clone());
     Some(kernel)
 }
 

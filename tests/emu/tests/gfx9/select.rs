@@ -7,7 +7,7 @@ use msa_ref::sim::select::{select_reduced, select_row};
 use msa_rocm::parameters::{Batch, Select};
 
 use crate::requests::{BLOCK, Requests};
-use crate::rig::{ARCHITECTURES, Random, bytes_of, integers, kernel, run};
+use crate::rig::{ARCHITECTURES, Random, bytes_of, integers, kernel, options, run};
 
 /// Scores with ties, both zeros, infinities and NaN.
 pub(crate) fn random_scores(count: usize, random: &mut Random) -> Vec<f32> {
@@ -51,14 +51,14 @@ pub(crate) fn parameters(op: &Op, batch: Batch, heads: usize, columns: usize) ->
 
 fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64) {
     for (architecture, _) in ARCHITECTURES {
-        let Some(kernel) = kernel("select", "f32", architecture, "radix") else { return };
+        let Some(kernel) = kernel("select", "f32", architecture, "radix") else { continue };
         let mut random = Random::new(seed);
         let requests = Requests::new(lengths, &mut random);
         let columns = lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).max().unwrap() as usize;
         let scores = random_scores(requests.rows() * heads * columns, &mut random);
         let (lists, k) = (if reduced { 1 } else { heads }, op.geometry.top_k as usize);
 
-        let mut machine = Machine::new(1, Options { seed, ..Options::default() });
+        let mut machine = Machine::new(1, options(seed));
         let device = requests.place(&mut machine);
         let score_buffer = machine.constant(&bytes_of(&scores, f32::to_le_bytes));
         let out = machine.buffer(&vec![0xcd; requests.rows() * lists * k * 4]);
@@ -73,11 +73,15 @@ fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64
         for ((request, i), out) in requests.all_rows().into_iter().zip(want.chunks_mut(lists * k)) {
             let Some(own) = requests.visible(request, i).div_ceil(BLOCK).checked_sub(1) else { continue };
             let row = requests.first_row(request) + i;
-            let heads: Vec<&[f32]> = scores[row * heads * columns..][..heads * columns].chunks(columns).collect();
+            let heads: Vec<&[f32]> =
+                scores[row * heads * columns..][..heads * columns].chunks(columns).collect();
             if reduced {
                 select_reduced(&heads, own as u32, op, out).unwrap();
             } else {
-                heads.iter().zip(out.chunks_mut(k)).for_each(|(s, out)| select_row(s, own as u32, op, out).unwrap());
+                heads
+                    .iter()
+                    .zip(out.chunks_mut(k))
+                    .for_each(|(s, out)| select_row(s, own as u32, op, out).unwrap());
             }
         }
         assert_eq!(integers(machine.bytes(out)), want, "{architecture} seed {seed} {op:?}");
@@ -115,9 +119,9 @@ fn a_row_that_sees_nothing_selects_nothing() {
 }
 
 #[test]
-fn candidate_keys_are_the_largest_of_a_rank() {
+pub(crate) fn candidate_keys_are_the_largest_of_a_rank() {
     for (architecture, _) in ARCHITECTURES {
-        let Some(kernel) = kernel("candidate_keys", "f32", architecture, "radix") else { return };
+        let Some(kernel) = kernel("candidate_keys", "f32", architecture, "radix") else { continue };
         for (world, rank) in [(1, 0), (3, 0), (3, 2), (8, 7)] {
             let (mut random, op) = (Random::new(9), op(16, 1, 2));
             let requests = Requests::new(&[(2, 4000), (1, 200)], &mut random);
@@ -126,7 +130,8 @@ fn candidate_keys_are_the_largest_of_a_rank() {
             let mut machine = Machine::new(1, Options::default());
             let device = requests.place(&mut machine);
             let score_buffer = machine.constant(&bytes_of(&scores, f32::to_le_bytes));
-            let (out, epoch) = (machine.buffer(&vec![0xcd; requests.rows() * 16 * 8]), machine.buffer(&[7, 0, 0, 0]));
+            let (out, epoch) =
+                (machine.buffer(&vec![0xcd; requests.rows() * 16 * 8]), machine.buffer(&[7, 0, 0, 0]));
             let mut parameters = parameters(&op, device.batch, 1, columns);
             (parameters.scores, parameters.keys) = (machine.address(score_buffer), machine.address(out));
             (parameters.epoch, parameters.world, parameters.rank) = (machine.address(epoch), world, rank);
@@ -142,4 +147,12 @@ fn candidate_keys_are_the_largest_of_a_rank() {
             assert_eq!(machine.bytes(epoch), [8, 0, 0, 0]);
         }
     }
+}
+
+/// Everything about lists, for faulty kernels.
+pub(crate) fn all() {
+    lists_equal_the_reference_with_ties_and_nan();
+    forced_blocks_take_slots_by_their_priority();
+    order_by_score_and_one_list_for_all_heads();
+    a_row_that_sees_nothing_selects_nothing();
 }

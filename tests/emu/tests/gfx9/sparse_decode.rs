@@ -2,13 +2,13 @@
 
 use msa_core::cache::VScaleOrder;
 use msa_core::format::round::{bf16_from_f32_rne, f32_from_bf16};
-use msa_emu::gfx9::{Machine, Options};
+use msa_emu::gfx9::Machine;
 use msa_ref::sim::cdna::{Attended, Block, CHANNELS, Generation, Row, Scales, attend_partial};
 use msa_rocm::parameters::SparseDecode;
 
 use crate::cache::{Cache, Format, magnitude_table};
 use crate::requests::{BLOCK, Requests, parts};
-use crate::rig::{ARCHITECTURES, Random, bytes_of, first_difference, floats, kernel, run};
+use crate::rig::{ARCHITECTURES, Random, bytes_of, first_difference, floats, kernel, options, run};
 
 struct Case<'a> {
     lengths: &'a [(u32, u32)],
@@ -103,13 +103,14 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     let inputs = inputs(case, generation, format);
     let (heads, rows) = (case.kv_heads * case.group, inputs.requests.rows());
 
-    let mut machine = Machine::new(1, Options { seed: case.seed, ..Options::default() });
+    let mut machine = Machine::new(1, options(case.seed));
     let device = inputs.requests.place(&mut machine);
     let (keys, key_scales) = inputs.keys.place(&mut machine);
     let (values, value_scales) = inputs.values.place(&mut machine);
     let states = case.splits as usize * rows * heads;
     let element = if case.bf16 { 2 } else { 4 };
-    let (output, lse) = (machine.buffer(&vec![0xcd; states * CHANNELS * element]), machine.buffer(&vec![0xcd; states * 4]));
+    let (output, lse) =
+        (machine.buffer(&vec![0xcd; states * CHANNELS * element]), machine.buffer(&vec![0xcd; states * 4]));
     let (output_address, lse_address) = (machine.address(output), machine.address(lse));
     let part_list = parts(&vec![case.slots as u32; inputs.requests.lengths.len()], case.splits);
     let mut constant = |bytes: &[u8]| {
@@ -152,7 +153,13 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
         softmax_scale: SOFTMAX_SCALE,
     };
     let most_rows = case.lengths.iter().map(|(q, _)| *q).max().unwrap();
-    run(&mut machine, &kernel, [part_list.len() as u32 / 4, case.kv_heads as u32, most_rows], 256, &parameters);
+    run(
+        &mut machine,
+        &kernel,
+        [part_list.len() as u32 / 4, case.kv_heads as u32, most_rows],
+        256,
+        &parameters,
+    );
 
     let (mut want_output, mut want_lse) = (Vec::new(), Vec::new());
     for part in 0..case.splits as usize {
@@ -168,7 +175,11 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     if case.bf16 {
         want_output.iter_mut().for_each(|x| *x = f32_from_bf16(bf16_from_f32_rne(*x)));
     }
-    assert_eq!(first_difference(&floats(machine.bytes(lse)), &want_lse), None, "{architecture} {format:?} lse");
+    assert_eq!(
+        first_difference(&floats(machine.bytes(lse)), &want_lse),
+        None,
+        "{architecture} {format:?} lse"
+    );
     assert_eq!(first_difference(&got, &want_output), None, "{architecture} {format:?} output");
     assert_eq!(machine.bytes(device.status), [0; 4]);
 }
@@ -236,4 +247,13 @@ fn small_groups_bf16_and_linear_value_scales() {
 #[test]
 fn a_nan_value_is_never_lost() {
     check(&Case { poison: true, kv_heads: 1, group: 2, seed: 6, ..Case::default() });
+}
+
+/// Everything above, for faulty kernels.
+pub(crate) fn all() {
+    one_row_of_the_m3_group();
+    ragged_batches_with_speculative_rows();
+    splits_write_partial_states();
+    small_groups_bf16_and_linear_value_scales();
+    a_nan_value_is_never_lost();
 }

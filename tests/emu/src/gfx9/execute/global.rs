@@ -30,9 +30,16 @@ pub(super) struct GlobalAction {
 #[derive(Debug, Clone, Copy)]
 enum Access {
     /// `signed` extends a byte or a halfword.
-    Load { target: u16, signed: bool },
-    Store { data: u16 },
-    Or { data: u16 },
+    Load {
+        target: u16,
+        signed: bool,
+    },
+    Store {
+        data: u16,
+    },
+    Or {
+        data: u16,
+    },
 }
 
 /// A scalar load.

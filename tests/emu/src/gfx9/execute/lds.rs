@@ -74,7 +74,8 @@ impl Lds {
             let others = if touch.load_phase == phase { touch.load_waves & !(1 << wave) } else { 0 };
             let stored = touch.store_phase == phase && usize::from(touch.store_wave) != wave;
             if others != 0 || stored {
-                let other = if stored { usize::from(touch.store_wave) } else { others.trailing_zeros() as usize };
+                let other =
+                    if stored { usize::from(touch.store_wave) } else { others.trailing_zeros() as usize };
                 return Err(Fault::LdsRace { offset: (word * WORD) as u64, other });
             }
             (touch.store_phase, touch.store_wave) = (phase, wave as u8);
@@ -121,13 +122,23 @@ impl LdsAction {
         let offset = instruction.number("offset") as u64;
         match name {
             "ds_bpermute_b32" => {
-                return Ok(Self::Permute { target: register(0)?, address: source(1)?, data: source(2)?, offset });
+                return Ok(Self::Permute {
+                    target: register(0)?,
+                    address: source(1)?,
+                    data: source(2)?,
+                    offset,
+                });
             }
             "ds_add_u32" => {
                 return Ok(Self::Add { target: None, address: source(0)?, data: register(1)?, offset });
             }
             "ds_add_rtn_u32" => {
-                return Ok(Self::Add { target: Some(register(0)?), address: source(1)?, data: register(2)?, offset });
+                return Ok(Self::Add {
+                    target: Some(register(0)?),
+                    address: source(1)?,
+                    data: register(2)?,
+                    offset,
+                });
             }
             _ => {}
         }

@@ -127,13 +127,19 @@ pub struct Options {
     pub longest_burst: u32,
     /// Wave-instructions after which a run counts as endless.
     pub most_steps: u64,
+    /// A GPU and the number of a launch in its stream, in which only the first wave of each group runs as often as others:
+    /// what the others owe the other GPUs comes late.
+    pub laggard: Option<(usize, usize)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, resident_groups: 2, longest_burst: 200, most_steps: 1 << 28 }
+        Self { seed: 1, resident_groups: 2, longest_burst: 200, most_steps: 1 << 28, laggard: None }
     }
 }
+
+/// Of this many picks of a lagging launch one lets all its waves run.
+const LAG: u64 = 509;
 
 /// What a run did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -150,13 +156,14 @@ pub struct Machine {
     gpus: usize,
     options: Options,
     random: u64,
+    favourite: u64,
 }
 
 impl Machine {
     /// `gpus` GPUs.
     pub fn new(gpus: usize, options: Options) -> Self {
         let random = options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Self { memory: Memory::new(gpus), gpus: gpus.max(1), options, random }
+        Self { memory: Memory::new(gpus), gpus: gpus.max(1), options, random, favourite: 0 }
     }
 
     /// Registers memory that kernels may read and write.
@@ -212,14 +219,29 @@ impl Machine {
             if live.is_empty() {
                 return Ok(statistics);
             }
-            let (pick, wave_pick, burst) = (self.random(), self.random(), self.random());
+            let (pick, burst_pick) = (self.pick(), self.random());
             let stream = &mut states[live[pick as usize % live.len()]];
-            let burst = 1 + (burst % u64::from(self.options.longest_burst.max(1))) as u32;
-            stream.advance(&mut self.memory, wave_pick, burst, &mut statistics)?;
+            let burst = 1 + (burst_pick % u64::from(self.options.longest_burst.max(1))) as u32;
+            let lags = self.options.laggard == Some((stream.gpu, stream.launch)) && burst_pick % LAG != 0;
+            let yielded = stream.advance(&mut self.memory, pick >> 8, burst, lags, &mut statistics)?;
+            if yielded {
+                self.favourite = self.random();
+            }
             if statistics.instructions > self.options.most_steps {
                 return Err(EmuError::Endless { steps: self.options.most_steps });
             }
         }
+    }
+
+    /// What runs next. Mostly what ran before, for a while: GPUs and waves that lag far behind find more faults than fair
+    /// ones. The seed says how long a while is.
+    fn pick(&mut self) -> u64 {
+        let fresh = self.random();
+        let (change, stray) = if self.options.seed % 3 == 2 { (511, 31) } else { (31, 3) };
+        if fresh & change == 0 {
+            self.favourite = self.random();
+        }
+        if fresh >> 9 & stray == 0 { fresh >> 14 } else { self.favourite }
     }
 
     fn random(&mut self) -> u64 {
@@ -268,34 +290,39 @@ impl<'a> Stream<'a> {
                 return Ok(());
             }
             // The end of a kernel releases what it stored.
-            memory.write_back(self.gpu);
+            memory.write_back(self.gpu, memory.now());
             self.launch += 1;
             self.next_group = 0;
         }
         Ok(())
     }
 
-    /// Runs one wave of one group for at most `burst` instructions.
+    /// Runs one wave of one group for at most `burst` instructions. True if it gave way, or could not run.
     fn advance(
         &mut self,
         memory: &mut Memory,
         pick: u64,
         burst: u32,
+        lags: bool,
         statistics: &mut Statistics,
-    ) -> Result<(), EmuError> {
+    ) -> Result<bool, EmuError> {
         let program = &self.launches[self.launch].kernel.program;
         let index = pick as usize % self.groups.len();
         let group = &mut self.groups[index];
-        let ready: Vec<usize> = (0..group.waves.len()).filter(|&wave| group.is_ready(wave)).collect();
-        if let Some(&wave) = ready.get((pick >> 32) as usize % ready.len().max(1)) {
+        let runs = if lags { 1 } else { group.waves.len() };
+        let ready: Vec<usize> =
+            (0..runs.min(group.waves.len())).filter(|&wave| group.is_ready(wave)).collect();
+        let wave = ready.get((pick >> 8) as usize % ready.len().max(1)).copied();
+        if let Some(wave) = wave {
             group.run_wave(program, memory, self.gpu, wave, burst, statistics)?;
         }
+        let yielded = wave.is_none_or(|wave| group.waves[wave].progress == Progress::Yields);
         if group.waves.iter().all(|wave| wave.progress == Progress::Ended) {
             self.groups.swap_remove(index);
         } else {
             group.release_barrier();
         }
-        Ok(())
+        Ok(yielded)
     }
 }
 
@@ -371,7 +398,14 @@ fn place_arguments(launch: &Launch, memory: &mut Memory) -> Result<u64, EmuError
     Ok(memory.address(id))
 }
 
-fn error_at(program: &Program, at: usize, wave: usize, group: [u32; 3], gpu: usize, fault: Fault) -> EmuError {
+fn error_at(
+    program: &Program,
+    at: usize,
+    wave: usize,
+    group: [u32; 3],
+    gpu: usize,
+    fault: Fault,
+) -> EmuError {
     let step = program.steps.get(at);
     EmuError::Fault {
         kernel: program.code.name.clone(),

@@ -43,7 +43,8 @@ impl MatrixAction {
             Some(Operand::Integer(0)) => None,
             _ => return Err(Problem),
         };
-        let (target, a, b) = (vector_of(instruction, 0)?, vector_of(instruction, 1)?, vector_of(instruction, 2)?);
+        let (target, a, b) =
+            (vector_of(instruction, 0)?, vector_of(instruction, 1)?, vector_of(instruction, 2)?);
         Ok(Self { target, a, b, c, depth, fnuz: processor == "gfx942" })
     }
 
@@ -86,6 +87,10 @@ impl MatrixAction {
 
     /// The k of the first byte of a register in lane group `g`.
     fn first_k(&self, g: usize, register: usize) -> usize {
-        if self.depth == 32 { 8 * g + 4 * register } else { 64 * (register / 4) + 16 * g + 4 * (register % 4) }
+        if self.depth == 32 {
+            8 * g + 4 * register
+        } else {
+            64 * (register / 4) + 16 * g + 4 * (register % 4)
+        }
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Memory {
     copies: Vec<Vec<Copy>>,
     next: u64,
     last: usize,
+    /// Stores so far.
+    clock: u64,
 }
 
 struct Buffer {
@@ -40,12 +42,14 @@ struct Copy {
     valid: Vec<bool>,
     /// Bytes of each line that were stored and not written back.
     dirty: Vec<u64>,
+    /// When each line was last stored to.
+    stored: Vec<u64>,
 }
 
 impl Memory {
     pub(super) fn new(gpus: usize) -> Self {
         let copies = if gpus > 1 { vec![Vec::new(); gpus] } else { Vec::new() };
-        Self { buffers: Vec::new(), copies, next: 0x7f00_0000_0000, last: 0 }
+        Self { buffers: Vec::new(), copies, next: 0x7f00_0000_0000, last: 0, clock: 0 }
     }
 
     /// Registers `bytes`, aligned to 256 bytes, with nothing mapped around them.
@@ -74,7 +78,13 @@ impl Memory {
     }
 
     /// Loads `N` bytes.
-    pub(super) fn load(&mut self, gpu: usize, address: u64, out: &mut [u8], system: bool) -> Result<(), Fault> {
+    pub(super) fn load(
+        &mut self,
+        gpu: usize,
+        address: u64,
+        out: &mut [u8],
+        system: bool,
+    ) -> Result<(), Fault> {
         let (index, offset) = self.find(address, out.len())?;
         if self.copies.is_empty() {
             out.copy_from_slice(&self.buffers[index].bytes[offset..offset + out.len()]);
@@ -104,6 +114,7 @@ impl Memory {
             buffer.bytes[offset..end].copy_from_slice(data);
             return Ok(());
         }
+        self.clock += 1;
         let copy = &mut self.copies[gpu][index];
         copy.bytes[offset..end].copy_from_slice(data);
         if system {
@@ -111,15 +122,24 @@ impl Memory {
             (offset..end).for_each(|at| copy.dirty[at / LINE] &= !(1 << (at % LINE)));
         } else {
             (offset..end).for_each(|at| copy.dirty[at / LINE] |= 1 << (at % LINE));
+            (offset / LINE..end.div_ceil(LINE)).for_each(|line| copy.stored[line] = self.clock);
         }
         Ok(())
     }
 
-    /// What a GPU has stored becomes visible to all.
-    pub(super) fn write_back(&mut self, gpu: usize) {
+    /// The time, in stores: a write-back covers what was stored before it was issued, and no more.
+    pub(super) fn now(&self) -> u64 {
+        self.clock
+    }
+
+    /// What a GPU has stored up to `time` becomes visible to all. A line that was stored to again stays.
+    pub(super) fn write_back(&mut self, gpu: usize, time: u64) {
         let Some(copies) = self.copies.get_mut(gpu) else { return };
         for (copy, buffer) in copies.iter_mut().zip(&mut self.buffers) {
-            for line in (0..copy.dirty.len()).filter(|&line| copy.dirty[line] != 0).collect::<Vec<_>>() {
+            for line in 0..copy.dirty.len() {
+                if copy.dirty[line] == 0 || copy.stored[line] > time {
+                    continue;
+                }
                 for at in super::registers::ones(copy.dirty[line]).map(|bit| line * LINE + bit) {
                     buffer.bytes[at] = copy.bytes[at];
                 }
@@ -151,7 +171,12 @@ impl Memory {
 impl Copy {
     fn new(bytes: usize) -> Self {
         let lines = bytes.div_ceil(LINE);
-        Self { bytes: vec![0; bytes], valid: vec![false; lines], dirty: vec![0; lines] }
+        Self {
+            bytes: vec![0; bytes],
+            valid: vec![false; lines],
+            dirty: vec![0; lines],
+            stored: vec![0; lines],
+        }
     }
 
     fn is_dirty(&self, at: usize) -> bool {
@@ -165,7 +190,9 @@ impl Copy {
                 continue;
             }
             let end = ((line + 1) * LINE).min(buffer.len());
-            for at in (line * LINE..end).filter(|&at| self.dirty[line] >> (at % LINE) & 1 == 0).collect::<Vec<_>>() {
+            for at in
+                (line * LINE..end).filter(|&at| self.dirty[line] >> (at % LINE) & 1 == 0).collect::<Vec<_>>()
+            {
                 self.bytes[at] = buffer[at];
             }
             self.valid[line] = true;
@@ -206,7 +233,9 @@ mod tests {
         memory.store(0, flag, &[1], true).unwrap();
         assert_eq!((load(&mut memory, 0, data, false), load(&mut memory, 1, flag, true)), (7, 1));
         assert_eq!(load(&mut memory, 1, data, true), 0, "not released");
-        memory.write_back(0);
+        memory.write_back(0, 0);
+        assert_eq!(load(&mut memory, 1, data, true), 0, "stored after the write-back was issued");
+        memory.write_back(0, memory.now());
         assert_eq!(load(&mut memory, 1, data, false), 0, "not acquired");
         memory.invalidate(1);
         assert_eq!(load(&mut memory, 1, data, false), 7);
@@ -220,8 +249,8 @@ mod tests {
         let base = memory.address(id);
         memory.store(0, base, &[1], false).unwrap();
         memory.store(1, base + 1, &[2], false).unwrap();
-        memory.write_back(0);
-        memory.write_back(1);
+        memory.write_back(0, memory.now());
+        memory.write_back(1, memory.now());
         assert_eq!(&memory.bytes(id)[..3], &[1, 2, 9]);
     }
 }

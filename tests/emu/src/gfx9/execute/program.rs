@@ -25,8 +25,14 @@ pub(super) enum Action {
     /// Gives way to other waves.
     Sleep,
     Barrier,
-    Wait { vm: Option<usize>, lgkm: Option<usize> },
-    Branch { when: When, target: usize },
+    Wait {
+        vm: Option<usize>,
+        lgkm: Option<usize>,
+    },
+    Branch {
+        when: When,
+        target: usize,
+    },
     Scalar(ScalarAction),
     ScalarLoad(ScalarLoad),
     Vector(VectorAction),
@@ -64,18 +70,23 @@ pub(super) struct Program {
 
 impl Program {
     /// Decodes `code` for the processor of `disassembler`.
-    pub(super) fn new(code: &KernelCode, processor: &str, disassembler: &Disassembler) -> Result<Self, EmuError> {
+    pub(super) fn new(
+        code: &KernelCode,
+        processor: &str,
+        disassembler: &Disassembler,
+    ) -> Result<Self, EmuError> {
         let listing = disassembler.listing(&code.code)?;
         let index: HashMap<i64, usize> =
             listing.iter().enumerate().map(|(index, line)| (line.address as i64, index)).collect();
         let mut steps = Vec::with_capacity(listing.len());
         for line in listing {
             let instruction = Instruction::parse(line);
-            let action = decode(&instruction, processor, &index).map_err(|Problem| EmuError::Unimplemented {
-                kernel: code.name.clone(),
-                address: instruction.line.address,
-                text: instruction.line.text.clone(),
-            })?;
+            let action =
+                decode(&instruction, processor, &index).map_err(|Problem| EmuError::Unimplemented {
+                    kernel: code.name.clone(),
+                    address: instruction.line.address,
+                    text: instruction.line.text.clone(),
+                })?;
             let (address, text) = (instruction.line.address, instruction.line.text);
             steps.push(Step { action, address, text, executed: AtomicBool::new(false) });
         }
@@ -105,7 +116,11 @@ pub(super) fn scalar_of(instruction: &Instruction, at: usize) -> Result<u16, Pro
     }
 }
 
-fn decode(instruction: &Instruction, processor: &str, index: &HashMap<i64, usize>) -> Result<Action, Problem> {
+fn decode(
+    instruction: &Instruction,
+    processor: &str,
+    index: &HashMap<i64, usize>,
+) -> Result<Action, Problem> {
     let name = instruction.mnemonic.as_str();
     Ok(match name {
         "s_endpgm" => Action::End,
@@ -135,8 +150,10 @@ fn system_scope(instruction: &Instruction) -> bool {
 }
 
 fn wait(instruction: &Instruction) -> Result<Action, Problem> {
-    let limit = |name: &str| instruction.modifier(name).map(|value| value.parse::<usize>().map_err(|_| Problem));
-    if instruction.modifiers.iter().any(|(name, _)| !["vmcnt", "lgkmcnt", "expcnt"].contains(&name.as_str())) {
+    let limit =
+        |name: &str| instruction.modifier(name).map(|value| value.parse::<usize>().map_err(|_| Problem));
+    if instruction.modifiers.iter().any(|(name, _)| !["vmcnt", "lgkmcnt", "expcnt"].contains(&name.as_str()))
+    {
         return Err(Problem);
     }
     // A bare number is the raw encoding, which the listing gives only for forms without meaning.

@@ -115,7 +115,9 @@ impl Registers {
             Source::Scalar(register) => self.scalar(register),
             Source::Constant(value) => Ok(value as u32),
             Source::Condition => Ok(u32::from(self.condition()?)),
-            Source::Vector(register) => Err(Fault::Uninitialised { register: format!("v{register}, as scalar") }),
+            Source::Vector(register) => {
+                Err(Fault::Uninitialised { register: format!("v{register}, as scalar") })
+            }
         }
     }
 
@@ -148,7 +150,8 @@ impl Registers {
             Source::Vector(register) => {
                 self.check_vector(register, self.exec())?;
                 self.check_vector(register + 1, self.exec())?;
-                let (low, high) = (&self.vector[usize::from(register)], &self.vector[usize::from(register) + 1]);
+                let (low, high) =
+                    (&self.vector[usize::from(register)], &self.vector[usize::from(register) + 1]);
                 Ok(std::array::from_fn(|lane| u64::from(low[lane]) | u64::from(high[lane]) << 32))
             }
             uniform => Ok([self.uniform_wide(uniform)?; LANES]),
@@ -194,7 +197,12 @@ impl Registers {
         Ok(())
     }
 
-    pub(super) fn set_lanes_wide(&mut self, register: u16, values: &[u64; LANES], mask: u64) -> Result<(), Fault> {
+    pub(super) fn set_lanes_wide(
+        &mut self,
+        register: u16,
+        values: &[u64; LANES],
+        mask: u64,
+    ) -> Result<(), Fault> {
         self.set_lanes(register, &values.map(|value| value as u32), mask)?;
         self.set_lanes(register + 1, &values.map(|value| (value >> 32) as u32), mask)
     }

@@ -177,14 +177,18 @@ fn arithmetic(name: &str) -> Option<Row> {
             (sum as u64, Some(overflow))
         }),
         "s_mul_i32" => row(Single, TWO, |a, b, _| plain(a.wrapping_mul(b))),
-        "s_mul_hi_u32" => row(Single, TWO, |a, b, _| plain(a * b >> 32)),
+        "s_mul_hi_u32" => row(Single, TWO, |a, b, _| plain((a * b) >> 32)),
         "s_mul_hi_i32" => {
-            row(Single, TWO, |a, b, _| plain((i64::from(signed(a)) * i64::from(signed(b)) >> 32) as u64))
+            row(Single, TWO, |a, b, _| plain(((i64::from(signed(a)) * i64::from(signed(b))) >> 32) as u64))
         }
         "s_min_u32" => row(Single, TWO, |a, b, _| (a.min(b), Some(a <= b))),
         "s_max_u32" => row(Single, TWO, |a, b, _| (a.max(b), Some(a >= b))),
-        "s_min_i32" => row(Single, TWO, |a, b, _| (signed(a).min(signed(b)) as u64, Some(signed(a) <= signed(b)))),
-        "s_max_i32" => row(Single, TWO, |a, b, _| (signed(a).max(signed(b)) as u64, Some(signed(a) >= signed(b)))),
+        "s_min_i32" => {
+            row(Single, TWO, |a, b, _| (signed(a).min(signed(b)) as u64, Some(signed(a) <= signed(b))))
+        }
+        "s_max_i32" => {
+            row(Single, TWO, |a, b, _| (signed(a).max(signed(b)) as u64, Some(signed(a) >= signed(b))))
+        }
         "s_abs_i32" => row(Single, &[Single], |a, _, _| single(u64::from(signed(a).unsigned_abs()))),
         "s_bfe_u32" => row(Single, TWO, |a, b, _| {
             let (offset, width) = (b & 31, b >> 16 & 127);

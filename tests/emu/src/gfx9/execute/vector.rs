@@ -61,7 +61,8 @@ impl VectorAction {
         let compute = table::lookup(&format!("{}{clamp}", instruction.mnemonic)).ok_or(Problem)?;
         let double = instruction.mnemonic.ends_with("_f64");
         let count = compute.inputs();
-        let inputs = (0..count).map(|index| input(instruction, 1 + index, index, double)).collect::<Result<_, _>>()?;
+        let inputs =
+            (0..count).map(|index| input(instruction, 1 + index, index, double)).collect::<Result<_, _>>()?;
         Ok(Self::Map { target, compute, inputs })
     }
 
@@ -176,7 +177,16 @@ fn input(instruction: &Instruction, at: usize, number: usize, double: bool) -> R
 
 /// Those of inputs, and of the few instructions in [`special`] that look at them.
 const KNOWN_MODIFIERS: [&str; 10] = [
-    "bitop3", "clamp", "dst_sel", "dst_unused", "neg_hi", "neg_lo", "op_sel", "op_sel_hi", "src0_sel", "src1_sel",
+    "bitop3",
+    "clamp",
+    "dst_sel",
+    "dst_unused",
+    "neg_hi",
+    "neg_lo",
+    "op_sel",
+    "op_sel_hi",
+    "src0_sel",
+    "src1_sel",
 ];
 
 /// Nothing that the kernels use scales its result or writes a part of a register.

@@ -24,8 +24,8 @@ pub(super) enum Effect {
     Load(Span),
     /// A store or an atomic without result.
     Store,
-    /// The write-back of the caches to the system.
-    WriteBack,
+    /// The write-back of what was stored before this time to the system.
+    WriteBack(u64),
 }
 
 /// What is under way in one wave.
@@ -47,12 +47,20 @@ impl Waits {
         }
     }
 
-    /// Waits until at most `vm` and `lgkm` operations are under way. True if a write-back has completed.
-    pub(super) fn wait(&mut self, vm: Option<usize>, lgkm: Option<usize>, registers: &mut Registers) -> bool {
-        let mut written_back = false;
+    /// Waits until at most `vm` and `lgkm` operations are under way. Returns the time of the last
+    /// write-back that has completed.
+    pub(super) fn wait(
+        &mut self,
+        vm: Option<usize>,
+        lgkm: Option<usize>,
+        registers: &mut Registers,
+    ) -> Option<u64> {
+        let mut written_back = None;
         while vm.is_some_and(|limit| self.vector.len() > limit) {
             if let Some(effect) = self.vector.pop_front() {
-                written_back |= effect == Effect::WriteBack;
+                if let Effect::WriteBack(time) = effect {
+                    written_back = Some(time);
+                }
                 finish(effect, registers);
             }
         }

@@ -38,13 +38,18 @@ pub(super) struct Surroundings<'a> {
 
 impl Wave {
     /// A wave whose first `lanes` lanes take part and whose launch registers hold what the descriptor asks for.
-    pub(super) fn new(program: &Program, group: [u32; 3], wave: usize, lanes: u32, arguments: u64) -> Result<Self, Fault> {
+    pub(super) fn new(
+        program: &Program,
+        group: [u32; 3],
+        wave: usize,
+        lanes: u32,
+        arguments: u64,
+    ) -> Result<Self, Fault> {
         let mut registers = Registers::new(program.code.vector_registers as usize);
         registers.set_scalar_pair(0, arguments)?;
-        let mut next = program.code.user_registers as u16;
-        for (id, _) in group.iter().zip(program.code.group_ids).filter(|(_, given)| *given) {
-            registers.set_scalar(next, *id)?;
-            next += 1;
+        let given = group.iter().zip(program.code.group_ids).filter(|(_, given)| *given);
+        for (register, (id, _)) in (program.code.user_registers as u16..).zip(given) {
+            registers.set_scalar(register, *id)?;
         }
         let exec = if lanes >= 64 { u64::MAX } else { (1 << lanes) - 1 };
         registers.set_scalar_pair(EXEC, exec)?;
@@ -70,15 +75,18 @@ impl Wave {
                 }
             }
             Action::Wait { vm, lgkm } => {
-                if waits.wait(*vm, *lgkm, registers) {
-                    around.memory.write_back(around.gpu);
+                if let Some(time) = waits.wait(*vm, *lgkm, registers) {
+                    around.memory.write_back(around.gpu, time);
                 }
             }
             Action::ScalarLoad(action) => action.run(registers, waits, around.memory, around.gpu)?,
             Action::Global(action) => action.run(registers, waits, around.memory, around.gpu)?,
             Action::Lds(action) => action.run(registers, waits, around.lds, around.wave)?,
             Action::Matrix(action) => action.run(registers)?,
-            Action::WriteBack => waits.begin(Unit::Vector, Effect::WriteBack, registers),
+            Action::WriteBack => {
+                let effect = Effect::WriteBack(around.memory.now());
+                waits.begin(Unit::Vector, effect, registers);
+            }
             Action::Invalidate => around.memory.invalidate(around.gpu),
             Action::Sleep => self.progress = Progress::Yields,
             Action::Barrier => {

@@ -42,7 +42,9 @@ impl Comparison {
         };
         let of = |less, equal, greater, unordered| Some(Self { kind, less, equal, greater, unordered });
         match test {
-            "class" if kind == Kind::F32 => Some(Self { kind: Kind::Class, less: false, equal: false, greater: false, unordered: false }),
+            "class" if kind == Kind::F32 => {
+                Some(Self { kind: Kind::Class, less: false, equal: false, greater: false, unordered: false })
+            }
             "lt" => of(true, false, false, false),
             "le" => of(true, true, false, false),
             "eq" => of(false, true, false, false),

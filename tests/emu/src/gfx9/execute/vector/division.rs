@@ -54,7 +54,12 @@ fn scaled(value: u32, denominator: u32, numerator: u32) -> (u32, bool) {
 }
 
 /// `v_div_scale_f32`: the result and the lanes to scale back go to `target` and `mask`.
-pub(super) fn scale(registers: &mut Registers, target: u16, mask: u16, inputs: &[Input; 3]) -> Result<(), Fault> {
+pub(super) fn scale(
+    registers: &mut Registers,
+    target: u16,
+    mask: u16,
+    inputs: &[Input; 3],
+) -> Result<(), Fault> {
     let exec = registers.exec();
     let [value, denominator, numerator] = [0, 1, 2].map(|index| inputs[index].read(registers));
     let (value, denominator, numerator) = (value?, denominator?, numerator?);
@@ -69,7 +74,11 @@ pub(super) fn scale(registers: &mut Registers, target: u16, mask: u16, inputs: &
 }
 
 /// `v_div_fmas_f32`: a fused multiply-add, scaled back in the lanes of vcc.
-pub(super) fn fused_and_scaled(registers: &mut Registers, target: u16, inputs: &[Input; 3]) -> Result<(), Fault> {
+pub(super) fn fused_and_scaled(
+    registers: &mut Registers,
+    target: u16,
+    inputs: &[Input; 3],
+) -> Result<(), Fault> {
     let exec = registers.exec();
     let back = registers.scalar_pair(VCC)?;
     let [a, b, c] = [0, 1, 2].map(|index| inputs[index].read(registers));

@@ -13,23 +13,65 @@ use super::{Input, division, input};
 #[derive(Debug, Clone)]
 pub(in super::super) enum Special {
     /// The second source where the mask has a bit, else the first.
-    Select { target: u16, inputs: [Input; 2], mask: u16 },
+    Select {
+        target: u16,
+        inputs: [Input; 2],
+        mask: u16,
+    },
     /// Addition or subtraction with carries in scalar registers.
-    Carry { target: u16, out: u16, inputs: [Input; 2], carry_in: Option<u16>, kind: CarryKind },
+    Carry {
+        target: u16,
+        out: u16,
+        inputs: [Input; 2],
+        carry_in: Option<u16>,
+        kind: CarryKind,
+    },
     /// 32 x 32 + 64 bits.
-    MultiplyAdd { target: u16, out: u16, inputs: [Input; 3] },
+    MultiplyAdd {
+        target: u16,
+        out: u16,
+        inputs: [Input; 3],
+    },
     /// The first active lane's value to a scalar register.
-    FirstLane { target: u16, input: Input },
+    FirstLane {
+        target: u16,
+        input: Input,
+    },
     /// Bits of a mask below the own lane, plus a number. `high`: of lanes 32 to 63.
-    CountBelow { target: u16, inputs: [Input; 2], high: bool },
+    CountBelow {
+        target: u16,
+        inputs: [Input; 2],
+        high: bool,
+    },
     /// Any function of three bits, in the bits of the mask.
-    AnyLogic { target: u16, inputs: [Input; 3], truth: u32, mask: u32 },
+    AnyLogic {
+        target: u16,
+        inputs: [Input; 3],
+        truth: u32,
+        mask: u32,
+    },
     /// Two f32 to two FP8 bytes in one half of the target.
-    PackFp8 { target: u16, inputs: [Input; 2], high: bool, fnuz: bool },
+    PackFp8 {
+        target: u16,
+        inputs: [Input; 2],
+        high: bool,
+        fnuz: bool,
+    },
     /// Two f32 operations on register pairs.
-    Packed { target: u16, sources: Vec<PackedSource>, function: PackedFunction },
-    DivideScale { target: u16, mask: u16, inputs: [Input; 3] },
-    DivideFused { target: u16, inputs: [Input; 3] },
+    Packed {
+        target: u16,
+        sources: Vec<PackedSource>,
+        function: PackedFunction,
+    },
+    DivideScale {
+        target: u16,
+        mask: u16,
+        inputs: [Input; 3],
+    },
+    DivideFused {
+        target: u16,
+        inputs: [Input; 3],
+    },
 }
 
 /// What a carry instruction does.
@@ -58,11 +100,15 @@ impl Special {
         let triple = |first: usize| Ok([read(first, 0)?, read(first + 1, 1)?, read(first + 2, 2)?]);
         let target = || vector_of(instruction, 0);
         let special = match name {
-            "v_cndmask_b32" => Self::Select { target: target()?, inputs: pair(1)?, mask: scalar_of(instruction, 3)? },
+            "v_cndmask_b32" => {
+                Self::Select { target: target()?, inputs: pair(1)?, mask: scalar_of(instruction, 3)? }
+            }
             "v_mad_u64_u32" => {
                 Self::MultiplyAdd { target: target()?, out: scalar_of(instruction, 1)?, inputs: triple(2)? }
             }
-            "v_readfirstlane_b32" => Self::FirstLane { target: scalar_of(instruction, 0)?, input: read(1, 0)? },
+            "v_readfirstlane_b32" => {
+                Self::FirstLane { target: scalar_of(instruction, 0)?, input: read(1, 0)? }
+            }
             "v_mbcnt_lo_u32_b32" | "v_mbcnt_hi_u32_b32" => {
                 Self::CountBelow { target: target()?, inputs: pair(1)?, high: name.contains("_hi_") }
             }
@@ -105,7 +151,8 @@ impl Special {
             Self::Select { target, inputs, mask } => {
                 let mask = registers.scalar_pair(*mask)?;
                 let (a, b) = (inputs[0].read(registers)?, inputs[1].read(registers)?);
-                let result = std::array::from_fn(|lane| if mask >> lane & 1 == 1 { b[lane] } else { a[lane] });
+                let result =
+                    std::array::from_fn(|lane| if mask >> lane & 1 == 1 { b[lane] } else { a[lane] });
                 registers.set_lanes(*target, &result, registers.exec())
             }
             Self::Carry { target, out, inputs, carry_in, kind } => {
@@ -128,7 +175,9 @@ impl Special {
                 let result = std::array::from_fn(|lane| any_logic(*truth, a[lane], b[lane], c[lane]) & mask);
                 registers.set_lanes(*target, &result, registers.exec())
             }
-            Self::PackFp8 { target, inputs, high, fnuz } => run_pack(registers, *target, inputs, *high, *fnuz),
+            Self::PackFp8 { target, inputs, high, fnuz } => {
+                run_pack(registers, *target, inputs, *high, *fnuz)
+            }
             Self::Packed { target, sources, function } => run_packed(registers, *target, sources, *function),
             Self::DivideScale { target, mask, inputs } => division::scale(registers, *target, *mask, inputs),
             Self::DivideFused { target, inputs } => division::fused_and_scaled(registers, *target, inputs),
@@ -184,7 +233,12 @@ fn run_carry(
     registers.set_lanes(target, &result, exec)
 }
 
-fn run_multiply_add(registers: &mut Registers, target: u16, out: u16, inputs: &[Input; 3]) -> Result<(), Fault> {
+fn run_multiply_add(
+    registers: &mut Registers,
+    target: u16,
+    out: u16,
+    inputs: &[Input; 3],
+) -> Result<(), Fault> {
     let exec = registers.exec();
     let (a, b) = (inputs[0].read(registers)?, inputs[1].read(registers)?);
     // The lower half of the sum does not depend on the upper half of the addend, and compilers leave that unwritten
@@ -227,7 +281,13 @@ fn any_logic(truth: u32, a: u32, b: u32, c: u32) -> u32 {
     })
 }
 
-fn run_pack(registers: &mut Registers, target: u16, inputs: &[Input; 2], high: bool, fnuz: bool) -> Result<(), Fault> {
+fn run_pack(
+    registers: &mut Registers,
+    target: u16,
+    inputs: &[Input; 2],
+    high: bool,
+    fnuz: bool,
+) -> Result<(), Fault> {
     let exec = registers.exec();
     let (a, b) = (inputs[0].read(registers)?, inputs[1].read(registers)?);
     let fp8 = |bits: u32| -> u32 {

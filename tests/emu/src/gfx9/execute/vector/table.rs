@@ -9,7 +9,11 @@ pub(in super::super) enum Compute {
     /// The third source is the old value of the target.
     Accumulate(fn(u32, u32, u32) -> u32),
     /// Some sources or the result have 64 bits.
-    Wide { wide: &'static [bool], result_is_wide: bool, f: fn(u64, u64, u64) -> u64 },
+    Wide {
+        wide: &'static [bool],
+        result_is_wide: bool,
+        f: fn(u64, u64, u64) -> u64,
+    },
 }
 
 impl Compute {
@@ -26,7 +30,11 @@ impl Compute {
 
 /// The function of a mnemonic, with its `clamp` where there is one.
 pub(super) fn lookup(name: &str) -> Option<Compute> {
-    integers(name).or_else(|| shifts(name)).or_else(|| floats(name)).or_else(|| conversions(name)).or_else(|| wide(name))
+    integers(name)
+        .or_else(|| shifts(name))
+        .or_else(|| floats(name))
+        .or_else(|| conversions(name))
+        .or_else(|| wide(name))
 }
 
 fn f(bits: u32) -> f32 {
@@ -58,8 +66,8 @@ fn integers(name: &str) -> Option<Compute> {
         "v_subrev_u32" => Two(|a, b| b.wrapping_sub(a)),
         "v_add3_u32" => Three(|a, b, c| a.wrapping_add(b).wrapping_add(c)),
         "v_mul_lo_u32" => Two(u32::wrapping_mul),
-        "v_mul_hi_u32" => Two(|a, b| (u64::from(a) * u64::from(b) >> 32) as u32),
-        "v_mul_hi_i32" => Two(|a, b| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32),
+        "v_mul_hi_u32" => Two(|a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
+        "v_mul_hi_i32" => Two(|a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
         "v_mul_u32_u24" => Two(|a, b| low24(a).wrapping_mul(low24(b))),
         "v_mad_u32_u24" => Three(|a, b, c| low24(a).wrapping_mul(low24(b)).wrapping_add(c)),
         "v_min_u32" => Two(u32::min),
@@ -145,7 +153,13 @@ fn larger(a: u32, b: u32) -> u32 {
         (true, true) => a | 0x0040_0000,
         (true, false) => b,
         (false, true) => a,
-        (false, false) => if order(a) >= order(b) { a } else { b },
+        (false, false) => {
+            if order(a) >= order(b) {
+                a
+            } else {
+                b
+            }
+        }
     }
 }
 
