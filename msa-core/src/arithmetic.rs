@@ -44,6 +44,8 @@ pub enum Dot {
     MfmaCdna4Fp8K128 = 14,
     /// `v_mfma_f32_16x16x32_bf16` on gfx950, under the stated assumption.
     MfmaCdna4Bf16K32 = 15,
+    /// `v_mfma_f32_16x16x32_fp8_fp8` on gfx950 (OCP), under the stated assumption.
+    MfmaCdna4Fp8K32 = 16,
 }
 names!(Dot {
     Fma = "fma",
@@ -62,6 +64,7 @@ names!(Dot {
     MfmaCdna3Bf16K16 = "mfma.cdna3.bf16.k16",
     MfmaCdna4Fp8K128 = "mfma.cdna4.fp8.k128",
     MfmaCdna4Bf16K32 = "mfma.cdna4.bf16.k32",
+    MfmaCdna4Fp8K32 = "mfma.cdna4.fp8.k32",
 });
 
 /// Element type in which a product takes its operands.
@@ -188,8 +191,15 @@ pub enum RowSum {
     QuadPairs = 1,
     /// Four partial sums, quad q owns columns `8j + 2q` and the next, in column order; then `(q0+q1)+(q2+q3)`.
     QuadColumns = 2,
+    /// Four partial sums, lane group g owns tokens `8g` to `8g+7` of each 32, in order; then `(g0+g1)+(g2+g3)`.
+    GroupsOf8 = 3,
 }
-names!(RowSum { Lanes16 = "lanes16", QuadPairs = "quad_pairs", QuadColumns = "quad_columns" });
+names!(RowSum {
+    Lanes16 = "lanes16",
+    QuadPairs = "quad_pairs",
+    QuadColumns = "quad_columns",
+    GroupsOf8 = "groups_of_8",
+});
 
 /// Type in which P enters the second product, after scaling by `2^scale_log2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -69,6 +69,7 @@ pub trait Prepared: Send + Sync {
     /// Every address in `args` and `workspace` must be valid on this device for its whole span until the work is
     /// done, and no other work may write the inputs or touch the outputs and the workspace meanwhile.
     #[allow(unsafe_code)]
+    // tidy: allow(unsafe-place): a declaration; raw addresses cannot be checked
     unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()>;
 
     /// The status word that the last run left in `workspace`; waits for the stream.
@@ -76,6 +77,7 @@ pub trait Prepared: Send + Sync {
     /// # Safety
     /// `workspace` must be the one that was enqueued and still be valid.
     #[allow(unsafe_code)]
+    // tidy: allow(unsafe-place): a declaration; raw addresses cannot be checked
     unsafe fn status(&self, stream: Stream, workspace: Span) -> Result<Status>;
 }
 

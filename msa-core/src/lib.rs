@@ -19,7 +19,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`format`] | E2M1, E4M3 (OCP and FNUZ), bf16, f16, NVFP4: every conversion names its rounding |
+//! | [`mod@format`] | E2M1, E4M3 (OCP and FNUZ), bf16, f16, NVFP4: every conversion names its rounding |
 //! | [`geometry`], [`cache`], [`tensor`] | shapes, paged cache views with free strides, tensors |
 //! | [`op`] | descriptors of the operations with their contracts; [`args`] the tensors of a run |
 //! | [`arithmetic`] | instructions, K steps, exponentials and orders of summation, as data |
@@ -38,8 +38,11 @@ pub mod error;
 pub mod format;
 pub mod geometry;
 pub mod lengths;
+#[cfg(all(feature = "loader", unix))]
+pub mod loader;
 pub mod op;
 pub mod plan;
+pub mod predict;
 pub mod registry;
 pub mod rope;
 pub mod tensor;

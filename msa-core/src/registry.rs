@@ -30,7 +30,7 @@ impl Registry {
 
     /// Adds a backend. A second one of the same name is an error.
     pub fn add(&mut self, backend: Arc<dyn Backend>) -> Result<()> {
-        if self.backends.iter().any(|b| b.name() == backend.name()) {
+        if self.contains(backend.name()) {
             return Err(Error::invalid("backend", "a name that is not registered", backend.name()));
         }
         self.backends.push(backend);
@@ -47,9 +47,16 @@ impl Registry {
         self.backends.iter().map(listing).collect()
     }
 
-    /// Opens `name` or `name:ordinal`.
+    /// True if a backend of this name is registered.
+    pub fn contains(&self, name: &str) -> bool {
+        self.backends.iter().any(|backend| backend.name() == name)
+    }
+
+    /// Opens `name` or `name:ordinal`. A backend's name may hold a colon itself, `plugin:ref`.
     pub fn open(&self, name: &str) -> Result<Arc<dyn Device>> {
-        let (backend, ordinal) = name.rsplit_once(':').unwrap_or((name, "0"));
+        let whole = (name, "0");
+        let (backend, ordinal) =
+            if self.contains(name) { whole } else { name.rsplit_once(':').unwrap_or(whole) };
         let ordinal = ordinal
             .parse()
             .map_err(|_| Error::invalid("device", "name or name:number, such as cuda:0", name))?;

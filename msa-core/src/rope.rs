@@ -61,12 +61,12 @@ impl RopeTables {
     }
 
     /// `[positions, rotary_dim/2]`.
-    pub fn cos(&self) -> &[f32] {
+    pub fn cosines(&self) -> &[f32] {
         &self.cos
     }
 
     /// `[positions, rotary_dim/2]`.
-    pub fn sin(&self) -> &[f32] {
+    pub fn sines(&self) -> &[f32] {
         &self.sin
     }
 }
@@ -138,8 +138,8 @@ mod tests {
         let tables = RopeTables::new(1e4, 8, 100).unwrap();
         assert_eq!((tables.positions(), tables.pairs()), (100, 4));
         let frequencies = inverse_frequencies(1e4, 8).unwrap();
-        assert_eq!((tables.cos()[99 * 4 + 3], tables.sin()[99 * 4 + 3]), cos_sin(99, frequencies[3]));
-        assert_eq!((tables.cos()[0], tables.sin()[0]), (1.0, 0.0));
+        assert_eq!((tables.cosines()[99 * 4 + 3], tables.sines()[99 * 4 + 3]), cos_sin(99, frequencies[3]));
+        assert_eq!((tables.cosines()[0], tables.sines()[0]), (1.0, 0.0));
     }
 
     #[test]

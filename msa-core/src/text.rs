@@ -44,7 +44,7 @@ pub fn print(root: &mut dyn Node, path: &str) -> Result<String> {
     Ok(printer.0)
 }
 
-/// Fills `root` from lines as [`print`] writes them: every leaf once, in order; blank lines and lines that start with
+/// Fills `root` from lines as [`print()`] writes them: every leaf once, in order; blank lines and lines that start with
 /// `#` are skipped. Errors name the line number, the field that was due and what stood there.
 pub fn parse(root: &mut dyn Node, path: &str, text: &str) -> Result<()> {
     let lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));

@@ -146,7 +146,12 @@ fn attention(c: &mut Criterion) {
         };
         let all = 0..rows.len() as u32;
         let segments: Vec<_> = (0..4)
-            .map(|group| ScheduledRows { rows: all.clone(), group, schedule: Schedule::Union })
+            .map(|group| ScheduledRows {
+                rows: all.clone(),
+                group,
+                schedule: Schedule::Union,
+                own_slots: Vec::new(),
+            })
             .collect();
         bench(4 * 128 * 64 * keys, &|| {
             job.prefill(&segments, &mut |row| {

@@ -6,6 +6,7 @@ mod backend;
 pub mod input;
 pub mod output;
 pub mod plot;
+pub mod plugin;
 pub mod sim;
 pub mod simd;
 pub mod spec;
@@ -16,3 +17,8 @@ pub use backend::{VARIANTS, backend, device};
 pub fn simd_level() -> String {
     simd::SimdLevel::detect().to_string()
 }
+
+/// The README's engine example, compiled and run as a doc test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

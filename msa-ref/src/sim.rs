@@ -26,8 +26,8 @@
 //! NaN and +inf scores of visible keys make the row NaN, as in the equations.
 //!
 //! Schedules differ in what makes up a state, and in nothing else: *union* has one state a row, like decode with one
-//! part, and gives the same bits. *KV-outer* has a state for each slot of the list, *hybrid* one for the blocks that
-//! stay in the union and one for each other slot. How rows and blocks are tiled, chunked or spread over threads never
+//! part, and gives the same bits. *KV-outer* has a state for each slot of the list, *hybrid* one for each
+//! slot that goes to KV-outer and, behind them, one for the blocks that stay in the union. How rows and blocks are tiled, chunked or spread over threads never
 //! shows in a result.
 
 pub mod append;
@@ -37,6 +37,7 @@ pub mod block;
 pub mod candidates;
 pub mod cdna;
 pub(crate) mod execute;
+pub mod hopper;
 pub mod index_score;
 pub mod merge;
 pub mod paged;

@@ -261,6 +261,8 @@ impl Source {
                 (Side::A, _) => self.finite(-24, -8),
                 (Side::B, _) => self.finite(0, 0),
             },
+            // Products whose sum overflows though none of them does, or products far beyond the range.
+            Class::Overflow if self.variant == 0 => self.finite(62, 63) & !self.sign(),
             Class::Overflow => self.finite(high - 3, high),
             Class::ZerosWithHugePartners => match (side, k % 8) {
                 (_, 3) => self.finite(low.max(-60), low.max(-60) + 2),

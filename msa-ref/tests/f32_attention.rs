@@ -66,16 +66,6 @@ fn parts(case: &Case, count: u32) -> Vec<SlotPart> {
     (0..case.kv_lengths.len() as u32).flat_map(of).collect()
 }
 
-/// The blocks of a row that no other row of its quad has in its list, for one query head.
-fn alone(case: &Case, row: usize, head: u32, id: i32) -> bool {
-    let quad = |r: usize| case.rows[r].map(|row| (row.request, row.position.div_euclid(4)));
-    let others = (0..case.rows.len()).filter(|&other| other != row && quad(other) == quad(row));
-    others.into_iter().all(|other| {
-        let visible = case.rows[other].unwrap().visible;
-        !(case.list(other, head).contains(&id) && visible > id as u32 * case.geometry.block)
-    })
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -121,7 +111,7 @@ fn hybrid_has_a_state_for_the_union_and_one_for_each_lonely_block() {
     for seed in 0..20 {
         let case =
             Case::new(geometry((2, 1, 1), 64, 32, 4), &[(11, 300), (6, 35)], seed).select_at_random(seed);
-        let want = case.oracle(|row, slot, id| if alone(&case, row, 0, id) { 1 + slot } else { 0 });
+        let want = case.oracle(|row, slot, id| if case.alone(row, 0, id) { slot } else { 4 });
         assert_eq!(case.prefill(SimdLevel::detect(), Schedule::Hybrid).bits(), want.bits(), "{seed}");
     }
 }
@@ -295,9 +285,13 @@ fn bad_arguments_are_errors() {
         rows: 0..end,
         group,
         schedule: Schedule::Union,
+        own_slots: Vec::new(),
     };
     assert!(job.prefill(&[segment(3, 0)], sink).is_err());
     assert!(job.prefill(&[segment(2, 1)], sink).is_err());
+    let mut hybrid = segment(2, 0);
+    hybrid.schedule = Schedule::Hybrid;
+    assert!(job.prefill(&[hybrid], sink).unwrap_err().to_string().contains("own_slots"));
 }
 
 /// Rounding errors of f32 against the equations in f64, on ordinary numbers.

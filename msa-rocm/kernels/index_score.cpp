@@ -14,10 +14,12 @@ struct IndexScore {
   Table table;                      // NVFP4
   const float GLOBAL* query_scale;  // or null
   const float GLOBAL* key_scale;    // or null
-  const u64 GLOBAL* head_scores;    // [heads] addresses of row 0 of each head
+  u64 scores;                       // address of [rows, heads, blocks] f32
+  const u64 GLOBAL* head_scores;    // or [heads] addresses of each head's row 0, on whichever GPU; null: `scores`
   u64 query_row_stride;             // bytes
   u64 query_head_stride;            // bytes
   u64 score_row_stride;             // bytes
+  u64 score_head_stride;            // bytes
   u64 score_block_stride;           // bytes
   u32 heads;
   u32 world;  // context parallel: block i of this rank is block i * world + rank of the context
@@ -80,7 +82,8 @@ DEVICE void score_block(const IndexScore& a, const Part& part, const Request& re
       score = score == minus_infinity() ? score : score * scale;
     }
     if (used && g == 0) {
-      u64 address = a.head_scores[head] + token * a.score_row_stride + local * a.score_block_stride;
+      u64 base = a.head_scores ? a.head_scores[head] : a.scores + head * a.score_head_stride;
+      u64 address = base + token * a.score_row_stride + local * a.score_block_stride;
       *(float GLOBAL*)address = score;
     }
   }

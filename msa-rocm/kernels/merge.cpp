@@ -9,7 +9,7 @@ struct Merge {
   const float GLOBAL* lses;     // [states, rows, heads]
   u8 GLOBAL* output;            // [rows, heads, 128] f32 or bf16
   float GLOBAL* lse;            // [rows, heads] or null
-  const i32 GLOBAL* rows;       // number of rows on the device
+  const i32 GLOBAL* rows;       // number of rows on the device; null: the grid has as many
   u64 partial_state_stride;     // elements
   u64 partial_row_stride;
   u64 partial_head_stride;
@@ -87,7 +87,7 @@ DEVICE Pair merge_pair(const Merge& a, const float GLOBAL* lses, const float GLO
 // A group of one wave takes a row and a head, a lane two channels.
 KERNEL(kWave, merge, f32, lse)(Merge a) {
   u32 row = group_x(), head = group_y(), pair = thread_id();
-  if ((i32)row >= *a.rows || pair >= kChannelPairs) return;
+  if ((a.rows && (i32)row >= *a.rows) || pair >= kChannelPairs) return;
   const float GLOBAL* lses = a.lses + row * a.lse_row_stride + head;
   const float GLOBAL* outputs = a.outputs + row * a.partial_row_stride + head * a.partial_head_stride + 2 * pair;
   Pair merged = merge_pair(a, lses, outputs);

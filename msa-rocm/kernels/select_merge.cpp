@@ -13,7 +13,7 @@ struct SelectMerge {
   u64 key_head_stride;         // elements
   u64 list_row_stride;         // elements
   u64 list_head_stride;        // elements
-  const i32 GLOBAL* rows;      // number of rows on the device
+  const i32 GLOBAL* rows;      // number of rows on the device; null: the grid has as many
   u32 world;
   u32 top_k;
   u32 score_then_own;
@@ -69,7 +69,7 @@ DEVICE void take_largest(u32 count, u32 top_k) {
 
 KERNEL(kThreads, select_merge, u64, count)(SelectMerge a) {
   u32 row = group_x(), list = group_y(), t = thread_id();
-  if ((i32)row >= *a.rows) return;
+  if (a.rows && (i32)row >= *a.rows) return;
   u32 count = a.world * a.top_k;
   const u64 GLOBAL* keys = a.keys + row * a.key_row_stride + list * a.key_head_stride;
   if (a.epoch) keys += (*a.epoch & 1) * a.parity_stride;

@@ -110,7 +110,9 @@ pub struct IndexScore {
     pub query_scale: Address,
     /// One f32, or 0.
     pub key_scale: Address,
-    /// `[heads]` addresses of each head's scores of row 0.
+    /// `[rows, heads, blocks]` f32.
+    pub scores: Address,
+    /// `[heads]` addresses of each head's scores of row 0, on whichever GPU; 0 for `scores`.
     pub head_scores: Address,
     /// Bytes.
     pub query_row_stride: u64,
@@ -118,6 +120,8 @@ pub struct IndexScore {
     pub query_head_stride: u64,
     /// Bytes.
     pub score_row_stride: u64,
+    /// Bytes.
+    pub score_head_stride: u64,
     /// Bytes.
     pub score_block_stride: u64,
     /// Index heads.
@@ -134,13 +138,9 @@ impl Parameters for IndexScore {
         self.keys.write(bytes);
         self.key_scales.write(bytes);
         self.batch.write(bytes);
-        bytes.wide(&[self.parts, self.table, self.query_scale, self.key_scale, self.head_scores]);
-        bytes.wide(&[
-            self.query_row_stride,
-            self.query_head_stride,
-            self.score_row_stride,
-            self.score_block_stride,
-        ]);
+        bytes.wide(&[self.parts, self.table, self.query_scale, self.key_scale]);
+        bytes.wide(&[self.scores, self.head_scores, self.query_row_stride, self.query_head_stride]);
+        bytes.wide(&[self.score_row_stride, self.score_head_stride, self.score_block_stride]);
         bytes.words(&[self.heads, self.world, self.rank, 0]);
     }
 }
@@ -300,7 +300,7 @@ pub struct SelectMerge {
     pub list_row_stride: u64,
     /// Elements.
     pub list_head_stride: u64,
-    /// i32: rows on the device (the last of the query offsets).
+    /// i32: rows on the device (the last of the query offsets); 0: the grid has as many.
     pub rows: Address,
     /// Ranks.
     pub world: u32,
@@ -360,7 +360,7 @@ pub struct Merge {
     pub output: Address,
     /// `[rows, heads]` f32, or 0.
     pub lse: Address,
-    /// i32: rows on the device.
+    /// i32: rows on the device; 0: the grid has as many.
     pub rows: Address,
     /// Elements.
     pub partial_state_stride: u64,

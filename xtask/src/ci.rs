@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::tidy;
+use crate::{codegen, tidy};
 
 /// Run all steps in the workspace at `root`.
 ///
@@ -61,6 +61,7 @@ const STEPS: &[Step] = &[
             variable: Some(("RUSTDOCFLAGS", "-D warnings")),
         },
     },
+    Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },
     // Packaging reads the folders only: what it packs was compiled above, and the network is not touched.
@@ -171,6 +172,10 @@ fn cargo(
 
 fn tidy_step(root: &Path) -> Result<Outcome, String> {
     tidy::run(root).map(|()| Outcome::Passed)
+}
+
+fn codegen_step(root: &Path) -> Result<Outcome, String> {
+    codegen::run(root, true).map(|()| Outcome::Passed)
 }
 
 /// Type-check for 64-bit Arm hosts where that target's standard library is installed; nothing is downloaded.

@@ -1,6 +1,7 @@
 //! Tasks of the msa workspace: `cargo xtask <command>`. One file per command.
 
 mod ci;
+mod codegen;
 mod rocm;
 mod tidy;
 
@@ -21,6 +22,12 @@ struct Arguments {
 enum Command {
     /// Run every check, in the order and with the flags that continuous integration uses
     Ci,
+    /// Write the files that are generated from code: the C header of the plugin ABI and its layout
+    Codegen {
+        /// Compare only, and fail if a committed file is out of date
+        #[arg(long)]
+        check: bool,
+    },
     /// Check the house rules that no compiler knows
     Tidy,
     /// Install the pinned compiler of a vendor's kernels under the target folder
@@ -52,6 +59,7 @@ fn main() -> ExitCode {
     let root = workspace_root();
     let result = match Arguments::parse().command {
         Command::Ci => ci::run(&root),
+        Command::Codegen { check } => codegen::run(&root, check),
         Command::Tidy => tidy::run(&root),
         Command::Toolchain { vendor: Vendor::Rocm } => rocm::install_toolchain(&root),
         Command::Plugin { vendor: Vendor::Rocm, accept, mutants } => {

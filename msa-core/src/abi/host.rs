@@ -216,6 +216,9 @@ impl HostMemory<'_> {
 
     fn elements<T, const N: usize>(&self, tensor: &Tensor, from: fn([u8; N]) -> T) -> Result<Vec<T>> {
         let mut all = Vec::new();
+        if tensor.is_empty() {
+            return Ok(all);
+        }
         for outer in outer_indices(tensor) {
             let row = self.row(tensor, &outer)?;
             all.extend(row.chunks_exact(N).filter_map(|c| c.try_into().ok()).map(from));
@@ -245,10 +248,14 @@ impl fmt::Debug for HostMemory<'_> {
 
 fn row_of(tensor: &Tensor, index: &[u64]) -> Result<(u64, u64)> {
     let rank = tensor.shape().len();
-    require(index.len() + 1 == rank.max(1), "index", format!("{} axes", rank.max(1) - 1), index.len())?;
+    if index.len() + 1 != rank.max(1) {
+        return Err(Error::invalid("index", format!("{} axes", rank.max(1) - 1), index.len()));
+    }
     let mut address = tensor.address;
     for (axis, &i) in index.iter().enumerate() {
-        require(i < tensor.extent(axis), "index", format!("below {}", tensor.extent(axis)), i)?;
+        if i >= tensor.extent(axis) {
+            return Err(Error::invalid("index", format!("below {}", tensor.extent(axis)), i));
+        }
         address += i * tensor.stride(axis);
     }
     Ok((address, tensor.extent(rank.max(1) - 1) * tensor.dtype.bytes()))

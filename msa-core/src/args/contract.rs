@@ -106,7 +106,12 @@ impl Args {
 
     /// `append` takes a query with its output or neither: tokens whose queries nobody needs are inserted alone.
     fn check_query_pairs(&self, op: &Op) -> Result<()> {
-        if !matches!(op, Op::Append(_)) {
+        let appends = match op {
+            Op::Append(_) => true,
+            Op::Step(step) => step.appends,
+            _ => false,
+        };
+        if !appends {
             return Ok(());
         }
         for (source, output) in [(Role::QuerySource, Role::Query), (Role::IndexQuerySource, Role::IndexQuery)]

@@ -16,10 +16,36 @@ pub enum Named {
     HopperDecodeFaithful = 1,
     /// Hopper decode with index scores through e4m3 `wgmma` (14-bit accumulation).
     HopperDecodeFast = 2,
+    /// Hopper decode of bf16 queries over FP8 and NVFP4 caches: scores through bf16 `mma.sync`, values through f16.
+    HopperDecodeMixed = 3,
+    /// Hopper decode of bf16 caches: both products through bf16 `mma.sync`, P in bf16.
+    HopperDecodeBf16 = 4,
+    /// [`Named::HopperDecodeFaithful`] on Blackwell and Rubin, whose `mma.sync` and exponential are taken to be
+    /// Hopper's.
+    BlackwellDecodeFaithful = 5,
+    /// [`Named::HopperDecodeMixed`] there.
+    BlackwellDecodeMixed = 6,
+    /// [`Named::HopperDecodeBf16`] there.
+    BlackwellDecodeBf16 = 7,
+    /// gfx942 decode: both products through FP8 (FNUZ) MFMA, under a published model.
+    Cdna3Decode = 8,
+    /// gfx950 decode: both products through FP8 (OCP) MFMA, under an assumption.
+    Cdna4Decode = 9,
 }
 
 /// Every named arithmetic; the first is the default.
-pub const NAMED: &[Named] = &[Named::F32, Named::HopperDecodeFaithful, Named::HopperDecodeFast];
+pub const NAMED: &[Named] = &[
+    Named::F32,
+    Named::HopperDecodeFaithful,
+    Named::HopperDecodeFast,
+    Named::HopperDecodeMixed,
+    Named::HopperDecodeBf16,
+    Named::BlackwellDecodeFaithful,
+    Named::BlackwellDecodeMixed,
+    Named::BlackwellDecodeBf16,
+    Named::Cdna3Decode,
+    Named::Cdna4Decode,
+];
 
 /// The arithmetic called `name`.
 pub fn by_name(name: &str) -> Result<Arithmetic> {
@@ -37,6 +63,13 @@ impl Named {
             Self::F32 => "f32",
             Self::HopperDecodeFaithful => "hopper_decode_faithful",
             Self::HopperDecodeFast => "hopper_decode_fast",
+            Self::HopperDecodeMixed => "hopper_decode_mixed",
+            Self::HopperDecodeBf16 => "hopper_decode_bf16",
+            Self::BlackwellDecodeFaithful => "blackwell_decode_faithful",
+            Self::BlackwellDecodeMixed => "blackwell_decode_mixed",
+            Self::BlackwellDecodeBf16 => "blackwell_decode_bf16",
+            Self::Cdna3Decode => "cdna3_decode",
+            Self::Cdna4Decode => "cdna4_decode",
         }
     }
 
@@ -46,6 +79,13 @@ impl Named {
             Self::F32 => (Validation::Ieee, F32_PRODUCT, F32_ATTENTION),
             Self::HopperDecodeFaithful => (Validation::Silicon, HOPPER_F16, HOPPER_DECODE),
             Self::HopperDecodeFast => (Validation::Silicon, HOPPER_E4M3, HOPPER_DECODE),
+            Self::HopperDecodeMixed => (Validation::Silicon, HOPPER_BF16, HOPPER_DECODE_MIXED),
+            Self::HopperDecodeBf16 => (Validation::Silicon, HOPPER_BF16, HOPPER_DECODE_BF16),
+            Self::BlackwellDecodeFaithful => (Validation::Assumed, HOPPER_F16, HOPPER_DECODE),
+            Self::BlackwellDecodeMixed => (Validation::Assumed, HOPPER_BF16, HOPPER_DECODE_MIXED),
+            Self::BlackwellDecodeBf16 => (Validation::Assumed, HOPPER_BF16, HOPPER_DECODE_BF16),
+            Self::Cdna3Decode => (Validation::Public, CDNA3_SCORES, CDNA3_DECODE),
+            Self::Cdna4Decode => (Validation::Assumed, CDNA4_SCORES, CDNA4_DECODE),
         };
         Arithmetic { name: self.name().to_owned(), validation, index, attention }
     }
@@ -74,6 +114,8 @@ const QUAD_K32: Steps = Steps { runs: 4, run: 8, run_stride: 32, step_stride: 8,
 
 const HOPPER_F16: Product = Product { dot: Dot::MmaF16K16, operand: Operand::F16, steps: QUAD_K16 };
 
+const HOPPER_BF16: Product = Product { dot: Dot::MmaBf16K16, operand: Operand::Bf16, steps: QUAD_K16 };
+
 const HOPPER_E4M3: Product = Product { dot: Dot::WgmmaE4m3K32, operand: Operand::E4m3, steps: QUAD_K32 };
 
 /// Four warps of 32 tokens a block, f16 `mma.sync` for both products, MUFU exponentials.
@@ -88,4 +130,43 @@ const HOPPER_DECODE: AttentionArithmetic = AttentionArithmetic {
     row_sum: RowSum::QuadPairs,
     normalise: Normalise::ReciprocalRn,
     promote: false,
+};
+
+/// bf16 queries do not fit f16, so the first product takes bf16; FP8 and NVFP4 values are exact in f16, where P keeps three
+/// more bits.
+const HOPPER_DECODE_MIXED: AttentionArithmetic = AttentionArithmetic { scores: HOPPER_BF16, ..HOPPER_DECODE };
+
+const HOPPER_DECODE_BF16: AttentionArithmetic = AttentionArithmetic {
+    scores: HOPPER_BF16,
+    values: Product { dot: Dot::MmaBf16K16, operand: Operand::Bf16, steps: Steps::contiguous(16) },
+    probability: Probability { operand: Operand::Bf16, ..HOPPER_DECODE.probability },
+    ..HOPPER_DECODE
+};
+
+/// Lane group g of a wave owns channels 32g..32g+31; a k32 step takes eight of each.
+const CDNA3_SCORES: Product = Product { dot: Dot::MfmaCdna3Fp8K32, operand: Operand::E4m3, steps: QUAD_K32 };
+
+const CDNA4_SCORES: Product =
+    Product { dot: Dot::MfmaCdna4Fp8K128, operand: Operand::E4m3, steps: Steps::contiguous(128) };
+
+/// Four waves of 32 tokens a block, P in FP8 times 2^7 (FNUZ ends at 240), software exponential.
+const CDNA3_DECODE: AttentionArithmetic = AttentionArithmetic {
+    scores: CDNA3_SCORES,
+    values: Product { dot: Dot::MfmaCdna3Fp8K32, operand: Operand::E4m3, steps: Steps::contiguous(32) },
+    parts: 4,
+    tokens_per_update: 32,
+    exp2: Exp2::Polynomial5,
+    reference: Reference::Running,
+    probability: Probability { operand: Operand::E4m3, scale_log2: 7, times_448: false, sum_rounded: false },
+    row_sum: RowSum::GroupsOf8,
+    normalise: Normalise::Divide,
+    promote: false,
+};
+
+/// The same with P times 2^8 and OCP products.
+const CDNA4_DECODE: AttentionArithmetic = AttentionArithmetic {
+    scores: CDNA4_SCORES,
+    values: Product { dot: Dot::MfmaCdna4Fp8K32, operand: Operand::E4m3, steps: Steps::contiguous(32) },
+    probability: Probability { operand: Operand::E4m3, scale_log2: 8, times_448: false, sum_rounded: false },
+    ..CDNA3_DECODE
 };

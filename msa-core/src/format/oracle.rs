@@ -75,8 +75,10 @@ fn minifloat(code: u32, mantissa_bits: u32, bias: i32) -> f64 {
     let steps = f64::from(1 << mantissa_bits);
     let (exponent, mantissa) = (code >> mantissa_bits, f64::from(code % (1 << mantissa_bits)));
     if exponent == 0 {
+        // tidy: allow(libm): exact powers of two, in tests only
         mantissa / steps * 2f64.powi(1 - bias)
     } else {
+        // tidy: allow(libm): exact powers of two, in tests only
         (1.0 + mantissa / steps) * 2f64.powi(exponent as i32 - bias)
     }
 }

@@ -91,6 +91,9 @@ impl SelectMerge {
         require((1..=64).contains(&self.world), "select_merge.world", "1 to 64", self.world)?;
         let same = self.select.geometry == self.geometry;
         require(same, "select_merge.select.geometry", "the geometry of select_merge", "another")?;
+        let exact = self.select.tie_rule == super::choices::TieRule::Exact;
+        let want = "exact: ranks within a row's range need the scores of all ranks";
+        require(exact, "select_merge.select.tie_rule", want, self.select.tie_rule)?;
         self.select.check()
     }
 }

@@ -238,6 +238,19 @@ mod tests {
     }
 
     #[test]
+    fn thirty_one_fraction_bits_decide_a_tie() {
+        let rounded = |exponents: [i32; 2]| {
+            let code = |exponent: i32| ((exponent + 127) as u16) << 7;
+            let a = [code(exponents[0]), code(exponents[1]), 0, 0, 0, 0, 0, 0];
+            half_dot_add(Operand::Bf16, &a, &[0x3f80u16; 8], ONE)
+        };
+        // 1 + 2^-24 is half way to the next f32; a unit at 2^-31 is seen, one at 2^-32 is floored away.
+        assert_eq!(rounded([-24, -31]), ONE + 1);
+        assert_eq!(rounded([-24, -32]), ONE);
+        assert_eq!(rounded([-23, -24]), ONE + 2);
+    }
+
+    #[test]
     fn specials() {
         let mut a = [0x40u8; 16];
         a[3] = 0x80;

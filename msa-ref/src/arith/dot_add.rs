@@ -14,9 +14,9 @@ use super::rounding::{pack_toward_zero, shift_right};
 pub struct DotModel {
     /// L: products that share one fixed-point sum.
     pub group: usize,
-    /// F: fraction bits kept below the largest exponent of the sum; at most 40.
+    /// F: fraction bits kept below the largest exponent of the sum; more than 40 count as 40.
     pub fraction_bits: u32,
-    /// Fraction bits of the result, at most 23; the f32 bits below are zero.
+    /// Fraction bits of the result, the f32 bits below are zero; more than 23 count as 23.
     pub output_bits: u32,
     /// Lower clamp of the alignment exponent, where the hardware has one.
     pub emin: Option<i32>,
@@ -39,19 +39,29 @@ impl DotModel {
         let Some(largest) = survey.largest_exponent else {
             return 0; // nothing but zeros: +0, whatever their signs
         };
-        let top = largest.max(self.emin.unwrap_or(i32::MIN));
-        let product_fraction = 2 * operand.fraction_bits();
-        let mut sum = self.align(c.negative, c.mantissa, c.exponent, 23, top);
-        for (a, b) in pairs() {
+        // No exponent of any format is beyond a thousand; the bound keeps the arithmetic below from overflowing.
+        let top = largest.max(self.emin.map_or(i32::MIN, |emin| emin.min(1000)));
+        let grid = Grid { top, fraction_bits: self.fraction_bits.min(40) as i32 };
+        let product_fraction = 2 * operand.fraction_bits() as i32;
+        let sum = pairs().fold(grid.align(c.negative, c.mantissa, c.exponent, 23), |sum, (a, b)| {
             let (negative, mantissa) = (a.negative != b.negative, a.mantissa * b.mantissa);
-            sum += self.align(negative, mantissa, a.exponent + b.exponent, product_fraction, top);
-        }
-        pack_toward_zero(sum, top - self.fraction_bits as i32, self.output_bits)
+            sum.wrapping_add(grid.align(negative, mantissa, a.exponent + b.exponent, product_fraction))
+        });
+        pack_toward_zero(sum, top - grid.fraction_bits, self.output_bits.min(23))
     }
+}
 
-    /// One term in units of `2^(top - F)`: the magnitude is truncated, then the sign applied.
-    fn align(&self, negative: bool, mantissa: u32, exponent: i32, fraction: u32, top: i32) -> i64 {
-        let shift = fraction as i32 - self.fraction_bits as i32 + (top - exponent);
+/// The fixed-point grid of one sum: multiples of `2^(top - fraction_bits)`.
+struct Grid {
+    top: i32,
+    fraction_bits: i32,
+}
+
+impl Grid {
+    /// One term in units of the grid: the magnitude is truncated, then the sign applied.
+    #[inline]
+    fn align(&self, negative: bool, mantissa: u32, exponent: i32, fraction: i32) -> i64 {
+        let shift = self.top - exponent + fraction - self.fraction_bits;
         let aligned = shift_right(u64::from(mantissa), shift) as i64;
         if negative { -aligned } else { aligned }
     }
@@ -77,6 +87,7 @@ impl Survey {
         }
     }
 
+    #[inline]
     fn add_product(&mut self, a: &Decoded, b: &Decoded) {
         match (a.class, b.class) {
             (Class::Nan, _) | (_, Class::Nan) => self.nan = true,
@@ -151,6 +162,18 @@ mod tests {
         );
         let (a, b) = ([0x7f7fu16, 0x7f7f], [0x7f7fu16, 0xff7f]);
         assert_eq!(HOPPER_BF16.dot_add(Operand::Bf16, &a, &b, ONE), 0, "and cancels exactly before that");
+    }
+
+    #[test]
+    fn absurd_parameters_do_not_panic() {
+        for (fraction_bits, output_bits) in [(0, 0), (u32::MAX, u32::MAX)] {
+            for emin in [None, Some(i32::MIN), Some(i32::MAX)] {
+                let model = DotModel { group: 0, fraction_bits, output_bits, emin };
+                for code in [0x0001u16, 0x3f80, 0x7f7f] {
+                    model.dot_add(Operand::Bf16, &[code; 40], &[code; 40], ONE);
+                }
+            }
+        }
     }
 
     #[test]

@@ -80,6 +80,7 @@ impl Operand {
     }
 
     /// Decodes one code; bits above the format's width are ignored.
+    #[inline]
     pub fn decode(self, code: u16) -> Decoded {
         let code = u32::from(code);
         match self {
@@ -102,6 +103,7 @@ pub fn decode_f32(bits: u32) -> Decoded {
     decode(bits, Layout { fraction_bits: 23, exponent_bits: 8, bias: 127, first_special: 0x7f80_0000 })
 }
 
+#[inline(always)]
 fn decode(code: u32, layout: Layout) -> Decoded {
     let Layout { fraction_bits, exponent_bits, bias, first_special } = layout;
     let sign_bit = fraction_bits + exponent_bits;

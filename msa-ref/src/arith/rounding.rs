@@ -39,6 +39,7 @@ pub(super) fn pack_nearest_even(sum: i64, lsb: i32) -> u32 {
 }
 
 /// `x * 2^-shift`, truncated; a negative shift multiplies.
+#[inline]
 pub(super) fn shift_right(x: u64, shift: i32) -> u64 {
     match shift {
         64.. => 0,

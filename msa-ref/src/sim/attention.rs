@@ -23,8 +23,6 @@ const UNION_ROWS: u32 = 128;
 const PARTIAL_ROWS: u32 = 32;
 /// Rows of a decode tile (drafts of one request).
 const DECODE_ROWS: u32 = 16;
-/// Adjacent rows, aligned to absolute positions, that share union blocks in the hybrid schedule.
-const QUAD: i64 = 4;
 
 /// Everything that attention reads.
 #[derive(Clone, Copy)]
@@ -74,6 +72,19 @@ pub struct ScheduledRows {
     pub group: u32,
     /// Schedule.
     pub schedule: Schedule,
+    /// Hybrid: `[rows]`, bit s says that slot s of the row's list is a KV-outer state of its own, as in a record's
+    /// `slot_masks`. Not looked at otherwise.
+    pub own_slots: Vec<u64>,
+}
+
+impl ScheduledRows {
+    /// The part that lies in `range`; `None` if there is none.
+    pub fn clipped(&self, range: &Range<u32>) -> Option<Self> {
+        let rows = self.rows.start.max(range.start)..self.rows.end.min(range.end);
+        let skipped = rows.start.saturating_sub(self.rows.start) as usize;
+        let own_slots = self.own_slots.iter().skip(skipped).take(rows.len()).copied().collect();
+        (!rows.is_empty()).then_some(Self { rows, own_slots, ..*self })
+    }
 }
 
 impl AttentionJob<'_> {
@@ -117,7 +128,7 @@ impl AttentionJob<'_> {
             items.extend(self.tiles_of(segment.rows.clone(), rows).map(|rows| (rows, segment)));
         }
         self.execute(&items, sink, |job, (rows, segment), status| {
-            Ok(job.prefill_tile(rows.clone(), segment.group, segment.schedule, status))
+            Ok(job.prefill_tile(rows.clone(), segment, status))
         })
     }
 
@@ -149,6 +160,14 @@ impl AttentionJob<'_> {
         if *group >= self.groups() {
             let want = format!("below {}", self.groups());
             return Err(Error::invalid(format!("segments[{index}].group"), want, group));
+        }
+        if segment.schedule == Schedule::Hybrid && segment.own_slots.len() != rows.len() {
+            let want = format!("{} masks", rows.len());
+            return Err(Error::invalid(
+                format!("segments[{index}].own_slots"),
+                want,
+                segment.own_slots.len(),
+            ));
         }
         Ok(())
     }
@@ -219,41 +238,24 @@ impl AttentionJob<'_> {
         tile
     }
 
-    fn prefill_tile(&self, rows: Range<u32>, group: u32, schedule: Schedule, status: &AtomicU32) -> Tile {
+    fn prefill_tile(&self, rows: Range<u32>, segment: &ScheduledRows, status: &AtomicU32) -> Tile {
+        let (group, k) = (segment.group, self.geometry.top_k);
         let mut tile = self.empty_tile(rows.clone(), group);
-        let slots: Vec<Vec<Slot>> = rows.clone().map(|row| self.slots(row, group, status)).collect();
-        for (member, own) in slots.iter().enumerate() {
-            match schedule {
-                Schedule::Union => push_member(&mut tile, own, 1, |_| 0),
-                Schedule::KvOuter => {
-                    push_member(&mut tile, own, self.geometry.top_k, |slot| slot.slot);
-                }
+        for row in rows {
+            let slots = self.slots(row, group, status);
+            match segment.schedule {
+                Schedule::Union => push_member(&mut tile, &slots, 1, |_| 0),
+                Schedule::KvOuter => push_member(&mut tile, &slots, k, |slot| slot.slot),
                 Schedule::Hybrid => {
-                    let alone = self.selected_alone(rows.start, member, &slots);
-                    let state_of = |slot: &Slot| if alone(slot.block) { 1 + slot.slot } else { 0 };
-                    push_member(&mut tile, own, 1 + self.geometry.top_k, state_of);
+                    let own =
+                        segment.own_slots.get((row - segment.rows.start) as usize).copied().unwrap_or(0);
+                    let state_of = |slot: &Slot| if own >> slot.slot & 1 == 1 { slot.slot } else { k };
+                    push_member(&mut tile, &slots, k + 1, state_of);
                 }
             }
         }
         tile.units.sort_unstable();
         tile
-    }
-
-    /// Whether no other row of the member's quad selected a block. `slots`: of every row of the tile from `first`.
-    fn selected_alone<'s>(
-        &'s self,
-        first: u32,
-        member: usize,
-        slots: &'s [Vec<Slot>],
-    ) -> impl Fn(u32) -> bool + 's {
-        let quad_of = move |member: usize| {
-            let row = self.row(first + member as u32);
-            row.map(|row| row.position.div_euclid(QUAD))
-        };
-        let others =
-            (0..slots.len()).filter(move |&other| other != member && quad_of(other) == quad_of(member));
-        let taken: Vec<u32> = others.flat_map(|other| slots[other].iter().map(|slot| slot.block)).collect();
-        move |block| !taken.contains(&block)
     }
 
     fn empty_tile(&self, rows: Range<u32>, group: u32) -> Tile {

@@ -1,5 +1,6 @@
 //! Index scoring, attention and the whole step, as operations on host memory under the arithmetic `f32`.
 
+mod hopper;
 mod scores;
 mod sources;
 
@@ -118,21 +119,37 @@ fn attend(
                 .enumerate()
                 .map(|(i, r)| r.filter(|_| range.contains(&(i as u32))))
                 .collect();
-            let job = AttentionJob {
-                geometry: op.geometry,
-                grouping: op.grouping,
-                scale: factors.scale,
-                rows: &kept,
-                kv_lengths: batch.kv_lengths(),
-                lists,
-                queries: &queries,
-                blocks: &blocks,
-                level: SimdLevel::detect(),
-            };
-            let mut sink = |row: AttentionRow<'_>| pending.keep(&row);
-            let found = match &segments {
-                Some(all) => job.prefill(&within(all, &range), &mut sink)?,
-                None => job.decode(&plan.slot_parts, &mut sink)?,
+            let found = if hopper::is_f32(&plan.arithmetic) {
+                let job = AttentionJob {
+                    geometry: op.geometry,
+                    grouping: op.grouping,
+                    scale: factors.scale,
+                    rows: &kept,
+                    kv_lengths: batch.kv_lengths(),
+                    lists,
+                    queries: &queries,
+                    blocks: &blocks,
+                    level: SimdLevel::detect(),
+                };
+                let mut sink = |row: AttentionRow<'_>| pending.keep(&row);
+                match &segments {
+                    Some(all) => job.prefill(&within(all, &range), &mut sink)?,
+                    None => job.decode(&plan.slot_parts, &mut sink)?,
+                }
+            } else if segments.is_none() {
+                let job = hopper::DecodeJob {
+                    plan,
+                    op,
+                    batch,
+                    rows: &kept,
+                    lists,
+                    scale: factors.scale,
+                    queries: &queries,
+                    blocks: &blocks,
+                };
+                job.run(&mut |row| pending.keep(row))?
+            } else {
+                return Err(Error::invalid("arithmetic", "one of a prefill kernel", &plan.arithmetic.name));
             };
             status = status.with(found).with(blocks.status());
         }
@@ -143,11 +160,7 @@ fn attend(
 
 /// The parts of `segments` that lie in `range`.
 fn within(segments: &[ScheduledRows], range: &std::ops::Range<u32>) -> Vec<ScheduledRows> {
-    let clip = |s: &ScheduledRows| {
-        let rows = s.rows.start.max(range.start)..s.rows.end.min(range.end);
-        (rows.start < rows.end).then(|| ScheduledRows { rows, ..s.clone() })
-    };
-    segments.iter().filter_map(clip).collect()
+    segments.iter().filter_map(|segment| segment.clipped(range)).collect()
 }
 
 /// Schedules of all rows, from the records of the plan's windows.
@@ -176,7 +189,17 @@ fn scheduled(plan: &Plan, op: &Attention, batch: &Batch, lists: &[i32]) -> Resul
             let Some(&first) = compact.rows.get(choice.row_begin as usize) else { continue };
             let rows = first..first + (choice.row_end - choice.row_begin);
             let groups = choice.list * groups_of_list..(choice.list + 1) * groups_of_list;
-            let of_group = |group| ScheduledRows { rows: rows.clone(), group, schedule: choice.schedule };
+            let masks = (choice.row_begin..choice.row_end).map(|row| {
+                let at = (row - record.row_begin) * record.lists + choice.list;
+                record.slot_masks.get(at as usize).copied().unwrap_or(0)
+            });
+            let own_slots: Vec<u64> = masks.collect();
+            let of_group = |group| ScheduledRows {
+                rows: rows.clone(),
+                group,
+                schedule: choice.schedule,
+                own_slots: own_slots.clone(),
+            };
             all.extend(groups.map(of_group));
         }
     }

@@ -179,7 +179,7 @@ fn a_row_with_a_bad_position_leaves_no_trace() {
     let full = Full::new(SMALL);
     for bad in [-1, 1000, i32::MIN, i32::MAX] {
         let positions = [POSITIONS[0], bad, POSITIONS[2], POSITIONS[3], POSITIONS[4]];
-        let rig = full.rig(full.op.clone()).rope(full.tables.cos(), full.tables.sin(), &positions);
+        let rig = full.rig(full.op.clone()).rope(full.tables.cosines(), full.tables.sines(), &positions);
         assert_eq!(rig.run().0, Status::POSITION);
         rig.assert_only(&[70, 16, 33, 15]);
         let untouched = |role, row_bytes: usize| {
@@ -238,12 +238,12 @@ impl Full {
         Rig::new(op, 5, &SLOTS)
             .sources(&self.sources)
             .weights([&self.weights[0], &self.weights[1], &self.weights[2], &self.weights[3]])
-            .rope(self.tables.cos(), self.tables.sin(), &POSITIONS)
+            .rope(self.tables.cosines(), self.tables.sines(), &POSITIONS)
     }
 
     fn angles(&self, position: i32) -> (&[f32], &[f32]) {
         let row = position as usize * 32..position as usize * 32 + 32;
-        (&self.tables.cos()[row.clone()], &self.tables.sin()[row])
+        (&self.tables.cosines()[row.clone()], &self.tables.sines()[row])
     }
 
     fn transformed(&self, x: &[f32], weight: &[f32], position: i32) -> Vec<f32> {

@@ -233,7 +233,7 @@ impl Rig {
         all.map(|a| (a - self.cache.address) as usize).collect()
     }
 
-    /// Asserts that no cache byte outside `slots` changed, and that the slots lie in several pages, not in order.
+    /// Asserts that no cache byte outside `slots` changed.
     pub(crate) fn assert_only(&self, slots: &[i64]) {
         let mut bytes = self.cache_bytes();
         slots.iter().flat_map(|&s| self.offsets_of(s)).for_each(|o| bytes[o] = POISON);

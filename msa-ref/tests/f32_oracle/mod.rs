@@ -138,11 +138,28 @@ impl Case {
         for rows in self.rows.chunk_by(|a, b| a.map(|r| r.request) == b.map(|r| r.request)) {
             let range = first..first + rows.len() as u32;
             first = range.end;
-            let of = |group| ScheduledRows { rows: range.clone(), group, schedule };
+            let of = |group| {
+                let own_slots = range.clone().map(|row| self.own_slots(row as usize, group)).collect();
+                ScheduledRows { rows: range.clone(), group, schedule, own_slots }
+            };
             segments.extend((0..job.groups()).map(of));
         }
         results.status = job.prefill(&segments, &mut |row| results.rows.take(row)).unwrap().0;
         results
+    }
+
+    /// Slots of a row whose block no other row of its quad has in its list, as a mask.
+    fn own_slots(&self, row: usize, group: u32) -> u64 {
+        let head = group * (self.geometry.query_heads / self.geometry.index_heads);
+        let slots = self.list(row, head).iter().enumerate();
+        slots.filter(|&(_, &id)| self.alone(row, head, id)).fold(0, |mask, (slot, _)| mask | 1 << slot)
+    }
+
+    /// Whether no other row of the quad attends to a block, for one query head.
+    pub(crate) fn alone(&self, row: usize, head: u32, id: i32) -> bool {
+        let quad = |r: usize| self.rows[r].map(|row| (row.request, row.position.div_euclid(4)));
+        let mut others = (0..self.rows.len()).filter(|&other| other != row && quad(other) == quad(row));
+        !others.any(|other| self.list(other, head).contains(&id))
     }
 
     /// The definition. `state_of(row, slot, id)` says which state a slot goes into.

@@ -1,6 +1,7 @@
 //! `msa`: run, plan and inspect MiniMax Sparse Attention from the command line.
 
 mod env;
+mod plan;
 mod progress;
 mod run;
 mod table;
@@ -21,6 +22,8 @@ struct Cli {
 enum Command {
     /// Run a whole step on the tensors of a file, or a built-in demonstration without one.
     Run(run::Options),
+    /// Predict time, bytes and workspace of a decode step or a prefill on a named machine.
+    Plan(plan::Options),
     /// List backends, devices and why others are not there.
     Env(env::Options),
 }
@@ -29,6 +32,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(options) => run::run(&options),
+        Command::Plan(options) => plan::run(&options).map(|()| true),
         Command::Env(options) => env::run(&options).map(|()| true),
     };
     match result {

@@ -169,7 +169,7 @@ impl Verdict {
     }
 }
 
-fn time_text(seconds: f64) -> String {
+pub(crate) fn time_text(seconds: f64) -> String {
     scaled(seconds * 1e6, &TIME_UNITS)
 }
 
@@ -181,7 +181,7 @@ fn error_text(error: Option<f64>) -> String {
 }
 
 /// A value in the first unit that keeps it below the next one, with three significant digits.
-fn scaled(value: f64, units: &[(&str, f64)]) -> String {
+pub(crate) fn scaled(value: f64, units: &[(&str, f64)]) -> String {
     if !value.is_finite() {
         return NOTHING.to_owned();
     }
@@ -207,28 +207,28 @@ fn three_digits(value: f64) -> String {
 }
 
 /// Columns as wide as their widest entry, two spaces apart, no space at a line's end.
-struct Table {
+pub(crate) struct Table {
     aligns: Vec<Align>,
     rows: Vec<Vec<String>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Align {
+pub(crate) enum Align {
     Left,
     Right,
 }
 
 impl Table {
-    fn new(columns: &[(&str, Align)]) -> Self {
+    pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
         let heads = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
         Self { aligns: columns.iter().map(|(_, align)| *align).collect(), rows: vec![heads] }
     }
 
-    fn push(&mut self, row: Vec<String>) {
+    pub(crate) fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }
 
-    fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         let width = |column: usize| {
             let entries = self.rows.iter().filter_map(|row| row.get(column));
             entries.map(|entry| entry.chars().count()).max().unwrap_or_default()
@@ -248,17 +248,17 @@ impl Table {
 }
 
 /// Stands where there is no number.
-const NOTHING: &str = "-";
+pub(crate) const NOTHING: &str = "-";
 
 /// Units from the smallest, each with the factor to the next one.
 const TIME_UNITS: [(&str, f64); 3] = [("us", 1e3), ("ms", 1e3), ("s", f64::INFINITY)];
-const BYTE_UNITS: [(&str, f64); 4] =
+pub(crate) const BYTE_UNITS: [(&str, f64); 4] =
     [("B", 1024.0), ("KiB", 1024.0), ("MiB", 1024.0), ("GiB", f64::INFINITY)];
-const FLOP_UNITS: [(&str, f64); 5] =
+pub(crate) const FLOP_UNITS: [(&str, f64); 5] =
     [("FLOP", 1e3), ("kFLOP", 1e3), ("MFLOP", 1e3), ("GFLOP", 1e3), ("TFLOP", f64::INFINITY)];
-const BYTE_RATE_UNITS: [(&str, f64); 5] =
+pub(crate) const BYTE_RATE_UNITS: [(&str, f64); 5] =
     [("B/s", 1e3), ("kB/s", 1e3), ("MB/s", 1e3), ("GB/s", 1e3), ("TB/s", f64::INFINITY)];
-const FLOP_RATE_UNITS: [(&str, f64); 5] =
+pub(crate) const FLOP_RATE_UNITS: [(&str, f64); 5] =
     [("FLOP/s", 1e3), ("kFLOP/s", 1e3), ("MFLOP/s", 1e3), ("GFLOP/s", 1e3), ("TFLOP/s", f64::INFINITY)];
 
 #[cfg(test)]

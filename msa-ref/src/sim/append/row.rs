@@ -14,8 +14,8 @@ use super::slots::Place;
 /// Builds rows; holds what does not change from row to row.
 pub(super) struct RowBuilder<'a> {
     op: &'a Append,
-    query: Source,
-    index_query: Source,
+    query: Option<Source>,
+    index_query: Option<Source>,
     key: Source,
     value: Source,
     index_key: Source,
@@ -28,7 +28,7 @@ pub(super) struct RowBuilder<'a> {
 /// The bytes of one row.
 #[derive(Debug, Default)]
 pub(super) struct RowBytes {
-    /// `[Hq, D]` in the query's type.
+    /// `[Hq, D]` in the query's type; empty if the run has no query.
     pub(super) query: Vec<u8>,
     /// `[Hi, Di]` in the index query's type.
     pub(super) index_query: Vec<u8>,
@@ -61,6 +61,7 @@ struct Angles {
 impl<'a> RowBuilder<'a> {
     pub(super) fn new(op: &'a Append, memory: &HostMemory<'_>, args: &Args) -> Result<Self> {
         let source = |role, norm| Source::new(op, memory, args, role, norm);
+        let optional = |role, norm| args.tensor(role).map(|_| source(role, norm)).transpose();
         let code = |format, role| cache_code(op, memory, args, format, role);
         let table = |role| tensor(args, role).copied();
         let tables = match op.rope.rotary_dim {
@@ -69,8 +70,8 @@ impl<'a> RowBuilder<'a> {
         };
         Ok(Self {
             op,
-            query: source(Role::QuerySource, Some(Role::QueryNorm))?,
-            index_query: source(Role::IndexQuerySource, Some(Role::IndexQueryNorm))?,
+            query: optional(Role::QuerySource, Some(Role::QueryNorm))?,
+            index_query: optional(Role::IndexQuerySource, Some(Role::IndexQueryNorm))?,
             key: source(Role::KeySource, Some(Role::KeyNorm))?,
             value: source(Role::ValueSource, None)?,
             index_key: source(Role::IndexKeySource, Some(Role::IndexKeyNorm))?,
@@ -85,12 +86,16 @@ impl<'a> RowBuilder<'a> {
     pub(super) fn build(&self, memory: &HostMemory<'_>, row: u64, place: &Place) -> Result<RowBytes> {
         let angles = self.angles(memory, place.position)?;
         let mut bytes = RowBytes::default();
-        self.each_head(memory, &self.query, row, &angles, |x| {
-            encode_query(self.op.query, x, &mut bytes.query)
-        })?;
-        self.each_head(memory, &self.index_query, row, &angles, |x| {
-            encode_query(self.op.index_query, x, &mut bytes.index_query)
-        })?;
+        if let Some(query) = &self.query {
+            self.each_head(memory, query, row, &angles, |x| {
+                encode_query(self.op.query, x, &mut bytes.query)
+            })?;
+        }
+        if let Some(query) = &self.index_query {
+            self.each_head(memory, query, row, &angles, |x| {
+                encode_query(self.op.index_query, x, &mut bytes.index_query)
+            })?;
+        }
         if place.kv.is_some() {
             bytes.key = self.cache_row(memory, &self.key, &self.key_code, row, &angles)?;
             bytes.value = self.cache_row(memory, &self.value, &self.value_code, row, &angles)?;

@@ -8,13 +8,13 @@ use msa_core::op::Append;
 use msa_core::tensor::Tensor;
 
 use super::encode::CacheRow;
-use super::row::{RowBytes, tensor};
+use super::row::RowBytes;
 use super::slots::{CachePlace, Place};
 
 /// Where rows go.
 pub(super) struct Writer {
-    query: Tensor,
-    index_query: Tensor,
+    query: Option<Tensor>,
+    index_query: Option<Tensor>,
     key: CacheTarget,
     value: CacheTarget,
     index_key: CacheTarget,
@@ -40,8 +40,8 @@ impl Writer {
         };
         let linear = VScaleOrder::Linear;
         Ok(Self {
-            query: *tensor(args, Role::Query)?,
-            index_query: *tensor(args, Role::IndexQuery)?,
+            query: args.tensor(Role::Query).copied(),
+            index_query: args.tensor(Role::IndexQuery).copied(),
             key: target(&parts, kv.pages, "key", "key_scale", linear)?,
             value: target(&parts, kv.pages, "value", "value_scale", kv.v_scale_order)?,
             index_key: target(&index_parts, index.pages, "index_key", "index_key_scale", linear)?,
@@ -55,8 +55,11 @@ impl Writer {
         place: &Place,
         bytes: &RowBytes,
     ) -> Result<()> {
-        write_heads(memory, &self.query, row, &bytes.query)?;
-        write_heads(memory, &self.index_query, row, &bytes.index_query)?;
+        for (tensor, bytes) in [(&self.query, &bytes.query), (&self.index_query, &bytes.index_query)] {
+            if let Some(tensor) = tensor {
+                write_heads(memory, tensor, row, bytes)?;
+            }
+        }
         if let Some(at) = place.kv {
             self.key.write(memory, at, &bytes.key)?;
             self.value.write(memory, at, &bytes.value)?;

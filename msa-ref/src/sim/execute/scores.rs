@@ -1,10 +1,12 @@
 use msa_core::abi::host::HostMemory;
 use msa_core::args::{Args, Extents, Role};
+use msa_core::arithmetic::Arithmetic;
 use msa_core::backend::Status;
 use msa_core::error::{Error, Result};
 use msa_core::op::{IndexScore, Op, Select};
 use msa_core::plan::Plan;
 
+use super::hopper;
 use super::required;
 use super::sources::{PagedIndex, TensorRows};
 use crate::sim::batch::{Batch, Row};
@@ -26,7 +28,7 @@ pub(crate) fn run(plan: &Plan, memory: &mut HostMemory<'_>, args: &Args, extents
     for begin in (0..batch.rows().len()).step_by(PENDING_ROWS) {
         let range = begin..batch.rows().len().min(begin + PENDING_ROWS);
         let mut window = vec![f32::NEG_INFINITY; range.len() * heads * blocks];
-        let found = score(op, memory, args, &batch, range.clone(), &mut |row, factor| {
+        let found = score(&plan.arithmetic, op, memory, args, &batch, range.clone(), &mut |row, factor| {
             let at = ((row.row as usize - begin) * heads + row.head as usize) * blocks;
             place(&mut window[at..at + blocks], row.scores, factor)
         })?;
@@ -62,7 +64,7 @@ pub(super) fn select(
         let blocks = index.geometry.blocks(longest.into()) as usize;
         let mut scores = vec![f32::NEG_INFINITY; rows.len() * heads * blocks];
         let begin = rows.start;
-        let found = score(index, memory, args, batch, rows.clone(), &mut |row, factor| {
+        let found = score(&plan.arithmetic, index, memory, args, batch, rows.clone(), &mut |row, factor| {
             let at = ((row.row as usize - begin) * heads + row.head as usize) * blocks;
             place(&mut scores[at..at + blocks], row.scores, factor)
         })?;
@@ -107,6 +109,7 @@ fn place(out: &mut [f32], scores: &[f32], factor: f32) -> Result<()> {
 
 /// Scores the rows in `range`.
 fn score(
+    arithmetic: &Arithmetic,
     op: &IndexScore,
     memory: &HostMemory<'_>,
     args: &Args,
@@ -125,6 +128,10 @@ fn score(
         keys: &keys,
         level: SimdLevel::detect(),
     };
-    job.run(&mut |row| sink(row, keys.factor))?;
+    if hopper::is_f32(arithmetic) {
+        job.run(&mut |row| sink(row, keys.factor))?;
+    } else {
+        hopper::score(arithmetic, &job, &mut |row| sink(row, keys.factor))?;
+    }
     Ok(keys.status())
 }

@@ -39,8 +39,8 @@ fn check_flags(name: &str, listing: &[Line]) -> Result<(), String> {
     let at = |index: usize| listing.get(index).map_or("", |line| line.text.as_str());
     let system = |text: &str| text.ends_with("sc0 sc1");
     let mut flags = (0, 0);
-    for index in 0..listing.len() {
-        let (text, place) = (at(index), listing[index].address);
+    for (index, line) in listing.iter().enumerate() {
+        let (text, place) = (at(index), line.address);
         let wrong = |what: &str| Err(format!("{}+{place:#x}: {what}", name));
         if text.starts_with("global_store_dword ") && system(text) {
             flags.0 += 1;
@@ -105,10 +105,10 @@ mod tests {
     #[test]
     fn flags_need_a_release_before_and_an_acquire_after() {
         assert_eq!(exchange(&PROTOCOL), Ok(()));
-        for missing in 0..PROTOCOL.len() {
+        for (missing, what) in PROTOCOL.iter().enumerate() {
             let mut texts = PROTOCOL.to_vec();
             texts.remove(missing);
-            assert!(exchange(&texts).is_err(), "without {}", PROTOCOL[missing]);
+            assert!(exchange(&texts).is_err(), "without {what}");
         }
         let mut agent = PROTOCOL;
         agent[0] = "buffer_wbl2 sc1";

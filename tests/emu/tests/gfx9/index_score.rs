@@ -61,8 +61,6 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     let part_list = parts(&ends, case.splits);
     let scores = machine.buffer(&vec![0xcd; rows * case.heads * columns * 4]);
     let score_address = machine.address(scores);
-    let head_scores: Vec<u64> =
-        (0..case.heads).map(|head| score_address + (head * columns * 4) as u64).collect();
     let mut constant = |bytes: &[u8]| {
         let id = machine.constant(bytes);
         machine.address(id)
@@ -77,10 +75,12 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
         table: constant(&magnitude_table(generation)),
         query_scale: if case.scales { constant(&query_factor.to_le_bytes()) } else { 0 },
         key_scale: if case.scales { constant(&key_factor.to_le_bytes()) } else { 0 },
-        head_scores: constant(&bytes_of(&head_scores, u64::to_le_bytes)),
+        scores: score_address,
+        head_scores: 0,
         query_row_stride: (case.heads * CHANNELS) as u64,
         query_head_stride: CHANNELS as u64,
         score_row_stride: (case.heads * columns * 4) as u64,
+        score_head_stride: (columns * 4) as u64,
         score_block_stride: 4,
         heads: case.heads as u32,
         world: case.world,

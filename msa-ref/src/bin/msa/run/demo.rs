@@ -191,8 +191,8 @@ impl Layer {
             caches,
             tables,
             norm,
-            cos: table(rope.cos())?,
-            sin: table(rope.sin())?,
+            cos: table(rope.cosines())?,
+            sin: table(rope.sines())?,
             random: SplitMix(seed),
             plans: Vec::new(),
         })

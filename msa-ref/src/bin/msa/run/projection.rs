@@ -227,7 +227,7 @@ fn equal_row(branch: Branch, got: &[f32], want: &[f32], judged: bool) -> Agreeme
 }
 
 /// The single-rounding path before its rounding, from the file's f32 projections, in units in the last place of the
-/// file's f32 result (of its head's largest value for values that are small by cancellation).
+/// file's f32 result; for rotated channels, in those of the larger channel that goes into the rotation.
 fn f32_row(
     metadata: &Metadata,
     file: &Projection,
@@ -246,16 +246,15 @@ fn f32_row(
     let (mut mismatches, mut worst) = (0, (0.0, 0.0));
     for (row, (got, want)) in values.chunks_exact_mut(channels).zip(want.chunks_exact(channels)).enumerate() {
         let token = row / heads * pairs..(row / heads + 1) * pairs;
-        let transform = HeadTransform {
-            norm: Some(HeadNorm { weight: &weight, epsilon: inputs.epsilon }),
-            cos: &inputs.cos[token.clone()],
-            sin: &inputs.sin[token],
-        };
-        norm_rope_f32(got, &transform)?;
+        let norm = Some(HeadNorm { weight: &weight, epsilon: inputs.epsilon });
+        let mut normed = got.to_vec();
+        norm_rope_f32(&mut normed, &HeadTransform { norm, cos: &[], sin: &[] })?;
+        let (cos, sin) = (&inputs.cos[token.clone()], &inputs.sin[token]);
+        norm_rope_f32(got, &HeadTransform { norm, cos, sin })?;
         for (c, (&a, &b)) in got.iter().zip(want).enumerate() {
-            // A rotated channel is a difference of two products: its rounding is that of the pair's magnitude.
+            // A rotated channel is a difference of two products that may cancel: its rounding is that of the pair.
             let partner = if c < pairs { c + pairs } else { c.saturating_sub(pairs) };
-            let scale = if c < 2 * pairs { b.abs().max(want[partner].abs()) } else { b.abs() };
+            let scale = if c < 2 * pairs { normed[c].abs().max(normed[partner].abs()) } else { b.abs() };
             let (error, bound) = (f64::from((a - b).abs()), f64::from(F32_ULPS) * ulp(scale));
             mismatches += u64::from(error > bound);
             if error * worst.1 >= worst.0 * bound {

@@ -191,6 +191,22 @@ impl Machine {
         self.memory.host_bytes(buffer)
     }
 
+    /// Copies out of device memory at an address, as the host sees it after the last run.
+    ///
+    /// # Errors
+    /// The range is in no buffer.
+    pub fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.memory.host_range(address, bytes.len()).map(|own| bytes.copy_from_slice(own))
+    }
+
+    /// Copies into device memory at an address, between runs.
+    ///
+    /// # Errors
+    /// The range is in no buffer.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.memory.host_range(address, bytes.len()).map(|own| own.copy_from_slice(bytes))
+    }
+
     /// Runs one launch on GPU 0.
     ///
     /// # Errors

@@ -77,7 +77,13 @@ impl Memory {
         &mut self.buffers[id.0].bytes
     }
 
-    /// Loads `N` bytes.
+    /// Bytes at an address for the host to read or change while no kernel runs.
+    pub(super) fn host_range(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], Fault> {
+        let (index, offset) = self.find(address, bytes)?;
+        Ok(&mut self.buffers[index].bytes[offset..offset + bytes])
+    }
+
+    /// Loads bytes.
     pub(super) fn load(
         &mut self,
         gpu: usize,

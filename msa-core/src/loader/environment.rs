@@ -1,0 +1,117 @@
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::report::{Refusal, Report};
+use crate::abi::Policy;
+
+/// Variable that lists folders and libraries, separated by colons.
+pub const PLUGIN_PATH_VARIABLE: &str = "MSA_PLUGIN_PATH";
+
+/// What a default search takes from the process. A value, so that tests and embedders can bring their own.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Environment {
+    /// Value of [`PLUGIN_PATH_VARIABLE`].
+    pub plugin_path: Option<OsString>,
+    /// True if the process has more rights than whoever started it: the variable is then ignored.
+    pub privileged: bool,
+    /// The executable, beside which plugins are looked for.
+    pub executable: Option<PathBuf>,
+}
+
+impl Environment {
+    /// That of this process.
+    pub fn of_process() -> Self {
+        Self {
+            plugin_path: std::env::var_os(PLUGIN_PATH_VARIABLE),
+            privileged: is_privileged(),
+            executable: std::env::current_exe().ok(),
+        }
+    }
+
+    /// Folders and libraries that the variable names. A privileged process takes none, and relative entries, which mean
+    /// something else in every working directory, are refused.
+    pub(super) fn places(&self, report: &mut Report) -> Vec<PathBuf> {
+        let Some(value) = self.plugin_path.as_ref().filter(|value| !value.is_empty()) else {
+            return Vec::new();
+        };
+        if self.privileged {
+            let reason = format!("{PLUGIN_PATH_VARIABLE} is ignored: the process has raised privileges");
+            report.refuse(Refusal::new(Path::new(value), Policy::Environment, reason));
+            return Vec::new();
+        }
+        let (absolute, relative): (Vec<_>, Vec<_>) = std::env::split_paths(value)
+            .filter(|entry| !entry.as_os_str().is_empty())
+            .partition(|entry| entry.is_absolute());
+        for entry in relative {
+            let reason = format!("{PLUGIN_PATH_VARIABLE} takes absolute paths");
+            report.refuse(Refusal::new(&entry, Policy::OpenedByPath, reason));
+        }
+        absolute
+    }
+
+    /// The executable's folder, and `plugins` beside it and above it: a distribution folder, and the build folder of
+    /// tools and of tests.
+    pub(super) fn folders(&self) -> Vec<PathBuf> {
+        let Some(folder) = self.executable.as_deref().and_then(Path::parent) else { return Vec::new() };
+        let above = folder.ancestors().skip(1).take(2).map(|above| above.join("plugins"));
+        [folder.to_owned(), folder.join("plugins")].into_iter().chain(above).collect()
+    }
+}
+
+/// True for set-uid, set-gid and file-capability programs.
+fn is_privileged() -> bool {
+    unsafe extern "C" {
+        safe fn getuid() -> u32;
+        safe fn geteuid() -> u32;
+        safe fn getgid() -> u32;
+        safe fn getegid() -> u32;
+    }
+    getuid() != geteuid() || getgid() != getegid() || runs_secure()
+}
+
+/// What the kernel told the dynamic linker, capabilities included.
+#[cfg(target_os = "linux")]
+fn runs_secure() -> bool {
+    /// Number of the entry in the auxiliary vector (`elf.h` of Linux).
+    const AT_SECURE: u64 = 23;
+    unsafe extern "C" {
+        safe fn getauxval(kind: u64) -> u64;
+    }
+    getauxval(AT_SECURE) != 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn runs_secure() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_process_has_no_raised_privileges() {
+        assert!(!Environment::of_process().privileged);
+    }
+
+    #[test]
+    fn places_are_split_and_relative_ones_refused() {
+        let environment = Environment { plugin_path: Some("/a b:/ü::c/d".into()), ..Environment::default() };
+        let mut report = Report::default();
+        assert_eq!(environment.places(&mut report), [Path::new("/a b"), Path::new("/ü")]);
+        assert_eq!((report.refused.len(), report.refused[0].policy), (1, Policy::OpenedByPath));
+    }
+
+    #[test]
+    fn folders_follow_the_executable() {
+        let environment =
+            Environment { executable: Some("/t/target/debug/deps/x".into()), ..Environment::default() };
+        let want = [
+            "/t/target/debug/deps",
+            "/t/target/debug/deps/plugins",
+            "/t/target/debug/plugins",
+            "/t/target/plugins",
+        ];
+        assert_eq!(environment.folders(), want.map(PathBuf::from));
+    }
+}

@@ -1,0 +1,95 @@
+//! Plugins for tests: the one that cargo built beside the test, copies of it with manifests, and small C libraries.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+/// The test plugin that cargo built for the running test: it lies beside the test's executable.
+///
+/// # Panics
+/// If it is not there: the test was started in a way that cargo does not know.
+pub fn test_plugin() -> PathBuf {
+    let executable = std::env::current_exe().unwrap_or_default();
+    let path = executable.with_file_name("libmsa_test_plugin.so");
+    assert!(path.is_file(), "no {}: run the test with cargo", path.display());
+    path
+}
+
+/// Copies the test plugin into `folder` as `libmsa_<stem>.so`, with a manifest that agrees with it.
+///
+/// # Panics
+/// If the folder cannot be written.
+pub fn install(folder: &Path, stem: &str) -> PathBuf {
+    let library = folder.join(format!("libmsa_{stem}.so"));
+    fs::copy(test_plugin(), &library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+    write_manifest(&library, &manifest_of(&library));
+    library
+}
+
+/// A manifest that agrees with a copy of the test plugin at `library`, TOML.
+///
+/// # Panics
+/// If the library cannot be read.
+pub fn manifest_of(library: &Path) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let sha256 = sha256_of(library);
+    format!(
+        "abi = \"1.0\"\nname = \"ref\"\nversion = \"{version}\"\narches = [\"cpu\"]\nbuild = \"test\"\n\
+         sha256 = \"{sha256}\"\n"
+    )
+}
+
+/// Writes the manifest of a library.
+///
+/// # Panics
+/// If it cannot be written.
+pub fn write_manifest(library: &Path, text: &str) {
+    let path = library.with_extension("toml");
+    fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+/// SHA-256 of a file, hexadecimal.
+///
+/// # Panics
+/// If it cannot be read.
+pub fn sha256_of(path: &Path) -> String {
+    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A file of `tests/fixtures`.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// The folder of `msa_plugin.h`.
+pub fn include_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../msa-core/include")
+}
+
+/// Compiles the C file `source` to `output` with the system compiler, against the header, warnings as errors.
+///
+/// # Panics
+/// If there is no C compiler, or it refuses the file.
+pub fn compile_c(source: &Path, output: &Path, arguments: &[&str]) {
+    let mut command = Command::new("cc");
+    command.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-I"]).arg(include_folder());
+    command.args(arguments).arg("-o").arg(output).arg(source).args(["-ldl", "-lpthread"]);
+    let result = command.output().unwrap_or_else(|error| panic!("the C compiler `cc` is needed: {error}"));
+    assert!(result.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&result.stderr));
+}
+
+/// Compiles `tests/fixtures/hostile.c` with definitions, as `libmsa_<stem>.so` in `folder`.
+///
+/// # Panics
+/// As [`compile_c`].
+pub fn hostile(folder: &Path, stem: &str, definitions: &[&str]) -> PathBuf {
+    let library = folder.join(format!("libmsa_{stem}.so"));
+    let flags: Vec<String> = definitions.iter().map(|definition| format!("-D{definition}")).collect();
+    let mut arguments = vec!["-shared", "-fPIC", "-fvisibility=hidden"];
+    arguments.extend(flags.iter().map(String::as_str));
+    compile_c(&fixture("hostile.c"), &library, &arguments);
+    library
+}
