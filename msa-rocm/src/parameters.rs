@@ -395,3 +395,74 @@ impl Parameters for Merge {
         bytes.words(&[self.states, u32::from(self.output_bf16), u32::from(self.base_two), 0]);
     }
 }
+
+/// `append.*`: grid `[rows, heads]`, 64 threads; one launch a tensor that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Append {
+    /// `[rows, heads, 128]` bf16.
+    pub source: Address,
+    /// `[128]` bf16, or 0.
+    pub norm: Address,
+    /// `[positions, half]` f32.
+    pub cosines: Address,
+    /// `[positions, half]` f32.
+    pub sines: Address,
+    /// `[rows]` i32, or 0 without RoPE.
+    pub positions: Address,
+    /// `[rows]` i64, or 0 for a query.
+    pub slots: Address,
+    /// One f32 that values are divided by, or 0.
+    pub tensor_scale: Address,
+    /// Row 0 of a query, page 0 of a cache.
+    pub output: Address,
+    /// Block scales, page 0.
+    pub scales: Address,
+    /// u32 status word.
+    pub status: Address,
+    /// Bytes.
+    pub source_row_stride: u64,
+    /// Bytes.
+    pub source_head_stride: u64,
+    /// Elements from a position to the next.
+    pub table_stride: u64,
+    /// Bytes from a row of a query, or from a page of a cache, to the next.
+    pub row_stride: u64,
+    /// Bytes.
+    pub head_stride: u64,
+    /// Bytes; cache.
+    pub token_stride: u64,
+    /// Bytes.
+    pub scale_page_stride: u64,
+    /// Bytes.
+    pub scale_head_stride: u64,
+    /// Bytes from four tokens' scales to the next four's.
+    pub scale_quad_stride: u32,
+    /// Bytes within the four.
+    pub scale_token_stride: u32,
+    /// Bytes from a channel group's scale to the next.
+    pub scale_group_stride: u32,
+    /// Rows.
+    pub rows: u32,
+    /// Pages of the cache.
+    pub pages: u32,
+    /// Rotated pairs.
+    pub half: u32,
+    /// Positions that the tables hold.
+    pub table_rows: u32,
+    /// bf16 after every step.
+    pub per_step: bool,
+    /// Of the norm.
+    pub epsilon: f32,
+}
+
+impl Parameters for Append {
+    fn write(&self, bytes: &mut Bytes) {
+        bytes.wide(&[self.source, self.norm, self.cosines, self.sines, self.positions, self.slots]);
+        bytes.wide(&[self.tensor_scale, self.output, self.scales, self.status]);
+        bytes.wide(&[self.source_row_stride, self.source_head_stride, self.table_stride, self.row_stride]);
+        bytes.wide(&[self.head_stride, self.token_stride, self.scale_page_stride, self.scale_head_stride]);
+        bytes.words(&[self.scale_quad_stride, self.scale_token_stride, self.scale_group_stride, self.rows]);
+        bytes.words(&[self.pages, self.half, self.table_rows, u32::from(self.per_step)]);
+        bytes.words(&[self.epsilon.to_bits(), 0]);
+    }
+}

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail loudly")]
 
+#[path = "gfx9/append.rs"]
+mod append;
 #[path = "gfx9/cache.rs"]
 mod cache;
 #[path = "gfx9/context_parallel.rs"]

@@ -30,7 +30,8 @@ struct Mutation {
 const FEWEST: usize = 12;
 
 /// The checks by name.
-const CHECKS: [(&str, fn()); 7] = [
+const CHECKS: [(&str, fn()); 8] = [
+    ("append", crate::append::all),
     ("index_score", crate::index_score::all),
     ("sparse_decode", crate::sparse_decode::all),
     ("select", crate::select::all),
@@ -158,6 +159,11 @@ fn every_family_has_enough_faults_and_one_equivalent_mutant() {
     all.iter().filter(|m| m.check != "none").for_each(|m| *counts.entry(m.family.clone()).or_default() += 1);
     assert!(counts.values().all(|count| *count >= FEWEST), "{counts:?}");
     assert!(all.iter().any(|m| m.check == "none"));
+}
+
+#[test]
+fn faults_of_append_are_caught() {
+    check_family("append");
 }
 
 #[test]

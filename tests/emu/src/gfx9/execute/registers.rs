@@ -52,7 +52,8 @@ pub(super) struct Registers {
     /// Loads under way to each vector register.
     vector_pending: Vec<u8>,
     scalar: [u32; SCALARS],
-    scalar_written: u128,
+    /// Bits of each scalar register that hold something: masks of lanes are made piece by piece.
+    scalar_written: [u32; SCALARS],
     scalar_pending: u128,
     condition: Option<bool>,
 }
@@ -64,7 +65,7 @@ impl Registers {
             vector_written: vec![0; vector_registers],
             vector_pending: vec![0; vector_registers],
             scalar: [0; SCALARS],
-            scalar_written: 0,
+            scalar_written: [0; SCALARS],
             scalar_pending: 0,
             condition: None,
         }
@@ -83,6 +84,11 @@ impl Registers {
         self.condition = Some(value);
     }
 
+    /// The condition code depends on something that nobody wrote.
+    pub(super) fn forget_condition(&mut self) {
+        self.condition = None;
+    }
+
     /// A scalar register.
     pub(super) fn scalar(&self, register: u16) -> Result<u32, Fault> {
         self.check_scalar(register)?;
@@ -95,13 +101,50 @@ impl Registers {
     }
 
     pub(super) fn set_scalar(&mut self, register: u16, value: u32) -> Result<(), Fault> {
+        self.set_scalar_bits(register, value, u32::MAX)
+    }
+
+    /// Writes a scalar register of which only the bits of `written` mean anything.
+    fn set_scalar_bits(&mut self, register: u16, value: u32, written: u32) -> Result<(), Fault> {
         let bit = scalar_bit(register)?;
         if self.scalar_pending & bit != 0 {
             return Err(missing_wait(&scalar_name(register)));
         }
         self.scalar[usize::from(register)] = value;
-        self.scalar_written |= bit;
+        self.scalar_written[usize::from(register)] = written;
         Ok(())
+    }
+
+    /// A pair of which only the bits of `written` mean anything.
+    pub(super) fn set_scalar_pair_bits(
+        &mut self,
+        register: u16,
+        value: u64,
+        written: u64,
+    ) -> Result<(), Fault> {
+        self.set_scalar_bits(register, value as u32, written as u32)?;
+        self.set_scalar_bits(register + 1, (value >> 32) as u32, (written >> 32) as u32)
+    }
+
+    /// A 64-bit source, and which of its bits were written.
+    pub(super) fn uniform_bits(&self, source: Source) -> Result<(u64, u64), Fault> {
+        let Source::Scalar(register) = source else { return Ok((self.uniform_wide(source)?, u64::MAX)) };
+        let half = |register: u16| {
+            self.check_arrived(register)?;
+            let index = usize::from(register);
+            Ok((u64::from(self.scalar[index]), u64::from(self.scalar_written[index])))
+        };
+        let (low, high) = (half(register)?, half(register + 1)?);
+        Ok((low.0 | high.0 << 32, low.1 | high.1 << 32))
+    }
+
+    /// A mask of lanes, of which the lanes of exec must have been written.
+    pub(super) fn lane_mask(&self, register: u16) -> Result<u64, Fault> {
+        let (value, written) = self.uniform_bits(Source::Scalar(register))?;
+        if self.exec() & !written == 0 {
+            return Ok(value);
+        }
+        Err(Fault::Uninitialised { register: scalar_name(register) })
     }
 
     pub(super) fn set_scalar_pair(&mut self, register: u16, value: u64) -> Result<(), Fault> {
@@ -260,14 +303,16 @@ impl Registers {
     }
 
     fn check_scalar(&self, register: u16) -> Result<(), Fault> {
-        let bit = scalar_bit(register)?;
-        if self.scalar_pending & bit != 0 {
-            return Err(missing_wait(&scalar_name(register)));
-        }
-        if self.scalar_written & bit == 0 {
+        self.check_arrived(register)?;
+        if self.scalar_written[usize::from(register)] != u32::MAX {
             return Err(Fault::Uninitialised { register: scalar_name(register) });
         }
         Ok(())
+    }
+
+    fn check_arrived(&self, register: u16) -> Result<(), Fault> {
+        let pending = self.scalar_pending & scalar_bit(register)? != 0;
+        if pending { Err(missing_wait(&scalar_name(register))) } else { Ok(()) }
     }
 }
 

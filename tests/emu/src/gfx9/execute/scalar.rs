@@ -31,6 +31,40 @@ pub(super) struct ScalarAction {
     saves_exec: bool,
     /// The first source is the target's old value.
     updates: bool,
+    /// How the written bits of a mask's sources make those of the result.
+    bits: Option<BitRule>,
+}
+
+/// Which bit of either source decides the result alone, if any does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BitRule {
+    first: Option<bool>,
+    second: Option<bool>,
+}
+
+impl BitRule {
+    /// Of the 64-bit logic that masks of lanes are made with.
+    fn of(name: &str) -> Option<Self> {
+        let rule = |first, second| Some(Self { first, second });
+        match name {
+            "s_and_b64" | "s_and_saveexec_b64" => rule(Some(false), Some(false)),
+            "s_or_b64" | "s_or_saveexec_b64" => rule(Some(true), Some(true)),
+            "s_andn2_b64" | "s_andn2_saveexec_b64" => rule(Some(false), Some(true)),
+            "s_orn2_b64" => rule(Some(true), Some(false)),
+            "s_xor_b64" | "s_mov_b64" | "s_not_b64" => rule(None, None),
+            _ => None,
+        }
+    }
+
+    /// The bits of the result that depend on written bits only; each source as (value, written).
+    fn written(self, first: (u64, u64), second: (u64, u64)) -> u64 {
+        let decides = |deciding: Option<bool>, (value, written): (u64, u64)| match deciding {
+            None => 0,
+            Some(true) => value & written,
+            Some(false) => !value & written,
+        };
+        first.1 & second.1 | decides(self.first, first) | decides(self.second, second)
+    }
 }
 
 /// What the table says of a mnemonic.
@@ -69,10 +103,14 @@ impl ScalarAction {
             reads_condition: row.reads_condition,
             saves_exec,
             updates,
+            bits: BitRule::of(name),
         })
     }
 
     pub(super) fn run(&self, registers: &mut Registers) -> Result<(), Fault> {
+        if let (Some(rule), Some(target)) = (self.bits, self.target) {
+            return self.run_bits(rule, target, registers);
+        }
         let read = |source: Option<(Source, Width)>| match source {
             None => Ok(0),
             Some((source, Single)) => registers.uniform(source).map(u64::from),
@@ -100,6 +138,34 @@ impl ScalarAction {
             Single => registers.set_scalar(target, result as u32),
             Double => registers.set_scalar_pair(target, result),
         }
+    }
+}
+
+impl ScalarAction {
+    /// Logic of masks, some bits of which nobody may have written.
+    fn run_bits(&self, rule: BitRule, target: u16, registers: &mut Registers) -> Result<(), Fault> {
+        let read = |source: Option<(Source, Width)>| match source {
+            None => Ok((0, u64::MAX)),
+            Some((source, _)) => registers.uniform_bits(source),
+        };
+        let old_exec = registers.exec();
+        let first = read(self.sources[0])?;
+        let second = if self.saves_exec { (old_exec, u64::MAX) } else { read(self.sources[1])? };
+        let (result, code) = (self.function)(first.0, second.0, false);
+        let written = rule.written(first, second);
+        match code {
+            Some(code) if written == u64::MAX => registers.set_condition(code),
+            Some(_) => registers.forget_condition(),
+            None => {}
+        }
+        if !self.saves_exec {
+            return registers.set_scalar_pair_bits(target, result, written);
+        }
+        if written != u64::MAX {
+            return Err(Fault::Uninitialised { register: "a bit of the new exec".to_owned() });
+        }
+        registers.set_scalar_pair(target, old_exec)?;
+        registers.set_scalar_pair(EXEC, result)
     }
 }
 

@@ -149,7 +149,7 @@ impl Special {
     pub(super) fn run(&self, registers: &mut Registers) -> Result<(), Fault> {
         match self {
             Self::Select { target, inputs, mask } => {
-                let mask = registers.scalar_pair(*mask)?;
+                let mask = registers.lane_mask(*mask)?;
                 let (a, b) = (inputs[0].read(registers)?, inputs[1].read(registers)?);
                 let result =
                     std::array::from_fn(|lane| if mask >> lane & 1 == 1 { b[lane] } else { a[lane] });
@@ -216,7 +216,7 @@ fn run_carry(
     kind: CarryKind,
 ) -> Result<(), Fault> {
     let exec = registers.exec();
-    let carries = carry_in.map_or(Ok(0), |register| registers.scalar_pair(register))?;
+    let carries = carry_in.map_or(Ok(0), |register| registers.lane_mask(register))?;
     let (a, b) = (inputs[0].read(registers)?, inputs[1].read(registers)?);
     let (mut result, mut carried) = ([0; LANES], 0);
     for lane in ones(exec) {

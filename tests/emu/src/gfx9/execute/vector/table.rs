@@ -134,6 +134,8 @@ fn floats(name: &str) -> Option<Compute> {
         // Only as the start of a division or of an integer division, which make up for its error: any value within
         // one unit in the last place gives the same quotient.
         "v_rcp_f32" | "v_rcp_iflag_f32" => One(|a| ((1.0 / f64::from(f(a))) as f32).to_bits()),
+        // As above: the square root that kernels call is made correct from it.
+        "v_sqrt_f32" => One(|a| f(a).sqrt().to_bits()),
         "v_trunc_f32" => One(|a| f(a).trunc().to_bits()),
         "v_div_fixup_f32" => Three(super::division::fix_up),
         _ => return None,
@@ -168,6 +170,7 @@ fn conversions(name: &str) -> Option<Compute> {
     Some(match name {
         "v_cvt_f32_u32" => One(|a| (a as f32).to_bits()),
         "v_cvt_f32_i32" => One(|a| (a as i32 as f32).to_bits()),
+        "v_cvt_f32_ubyte0" => One(|a| ((a & 0xff) as f32).to_bits()),
         "v_cvt_u32_f32" => One(|a| f(a) as u32),
         "v_cvt_i32_f32" => One(|a| f(a) as i32 as u32),
         _ => return None,
