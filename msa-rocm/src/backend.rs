@@ -15,7 +15,7 @@ use msa_core::variant::Variant;
 
 use crate::hip::{self, Handle, Hip};
 use crate::images::Images;
-use crate::launch::{KernelLaunch, TableAddresses, Tables, launches};
+use crate::launch::{KernelLaunch, TableAddresses, Tables, kernels, launches};
 use crate::module::Modules;
 use crate::variants::variants;
 
@@ -202,12 +202,8 @@ impl RocmPrepared {
     /// Loading code is not allowed during a capture, so that it happens here.
     fn load_kernels(&self) -> Result<()> {
         let _entered = self.context.hip.enter(self.context.ordinal)?;
-        let arch = self.plan.traits.arch.name();
-        let own = self.plan.variant.replace('.', "_");
-        self.context.modules.function(self.context.hip, self.plan.op.name(), &own)?;
-        if self.tables.splits > 1 {
-            let merge = format!("merge_f32_{arch}_lse");
-            self.context.modules.function(self.context.hip, "merge", &merge)?;
+        for (source, symbol) in kernels(&self.plan, &self.tables) {
+            self.context.modules.function(self.context.hip, source, &symbol)?;
         }
         Ok(())
     }

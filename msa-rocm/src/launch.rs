@@ -1,5 +1,7 @@
 //! From a plan and the addresses of a run to launches: pure, so that the interpreter runs exactly what a GPU would.
 
+mod append;
+
 use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
 use msa_core::cache::{VScaleOrder, View};
@@ -127,7 +129,25 @@ pub fn launches(
         Op::Merge(op) => run.merge(op),
         Op::SelectMerge(op) => run.select_merge(op),
         Op::IndexScore(op) => run.index_score(op),
+        Op::Append(op) => run.append(op),
         other => Err(unsupported(other.name())),
+    }
+}
+
+/// Every kernel that a run of the plan may launch, as (source, symbol): they are loaded before the first run.
+pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, String)> {
+    let arch = plan.traits.arch.name();
+    match &plan.op {
+        Op::Append(_) => {
+            ["bf16", "fp8", "nvfp4"].map(|format| ("append", format!("append_{format}_{arch}_row"))).into()
+        }
+        op => {
+            let mut all = vec![(source_of(op), plan.variant.replace('.', "_"))];
+            if tables.splits > 1 && matches!(op, Op::SparseDecode(_)) {
+                all.push(("merge", format!("merge_f32_{arch}_lse")));
+            }
+            all
+        }
     }
 }
 

@@ -3,7 +3,10 @@
 use msa_core::cache::CacheFormat;
 use msa_core::device::Arch;
 use msa_core::geometry::Grouping;
-use msa_core::op::{Attention, Dequantise, IndexScore, MergeDomain, NanRule, Op, OpKind, ScaleFold, TieRule};
+use msa_core::op::{
+    Append, Attention, Dequantise, IndexScore, MergeDomain, NanRule, Op, OpKind, Quantiser, ScaleFold,
+    TieRule,
+};
 use msa_core::tensor::DType;
 use msa_core::variant::{Need, Variant};
 
@@ -31,8 +34,29 @@ const fn variant(
 
 /// Kernels have the same sources on both architectures; FP8 is FNUZ on gfx942.
 macro_rules! list {
-    ($list:ident, $arch:ident, $text:literal, $arithmetic:literal, $index_keys:ident, $cache:ident) => {
+    ($list:ident, $arch:ident, $text:literal, $arithmetic:literal, $index_keys:ident, $cache:ident, $append8:ident, $append:ident) => {
         const $list: &[Variant] = &[
+            variant(
+                concat!("append.nvfp4.", $text, ".row"),
+                OpKind::Append,
+                Arch::$arch,
+                "f32",
+                &[HEADS, $append, APPEND4],
+            ),
+            variant(
+                concat!("append.fp8.", $text, ".row"),
+                OpKind::Append,
+                Arch::$arch,
+                "f32",
+                &[HEADS, $append, $append8],
+            ),
+            variant(
+                concat!("append.bf16.", $text, ".row"),
+                OpKind::Append,
+                Arch::$arch,
+                "f32",
+                &[HEADS, $append, APPEND16],
+            ),
             variant(
                 concat!("index_score.q8k4.", $text, ".lut"),
                 OpKind::IndexScore,
@@ -80,8 +104,12 @@ macro_rules! list {
     };
 }
 
-list!(GFX942, Gfx942, "gfx942", "cdna3_decode", INDEX_K8_FNUZ, KV8_FNUZ);
-list!(GFX950, Gfx950, "gfx950", "cdna4_decode", INDEX_K8, KV8);
+list!(GFX942, Gfx942, "gfx942", "cdna3_decode", INDEX_K8_FNUZ, KV8_FNUZ, APPEND8_FNUZ, APPEND_FNUZ);
+list!(GFX950, Gfx950, "gfx950", "cdna4_decode", INDEX_K8, KV8, APPEND8, APPEND_OCP);
+
+fn append(op: &Op) -> Option<&Append> {
+    if let Op::Append(op) = op { Some(op) } else { None }
+}
 
 fn index(op: &Op) -> Option<&IndexScore> {
     if let Op::IndexScore(op) = op { Some(op) } else { None }
@@ -90,6 +118,47 @@ fn index(op: &Op) -> Option<&IndexScore> {
 fn attention(op: &Op) -> Option<&Attention> {
     if let Op::SparseDecode(op) = op { Some(op) } else { None }
 }
+
+const HEADS: Need = Need {
+    what: "pages of 128 tokens, heads of 128 channels",
+    holds: |op| {
+        let g = op.geometry();
+        (g.page, g.head_dim, g.index_dim) == (128, 128, 128)
+    },
+};
+
+/// True for queries in bf16 or `fp8`, the vendor quantiser and both caches in one format.
+fn appends(op: &Op, fp8: DType) -> bool {
+    append(op).is_some_and(|op| {
+        let query = |dtype| dtype == DType::Bf16 || dtype == fp8;
+        let queries = query(op.query) && query(op.index_query);
+        queries && op.quantiser == Quantiser::Vendor && op.kv == op.index
+    })
+}
+
+const APPEND_OCP: Need = Need {
+    what: "bf16 or e4m3 queries, the vendor quantiser, both caches in one format",
+    holds: |op| appends(op, DType::E4m3),
+};
+
+const APPEND_FNUZ: Need = Need {
+    what: "bf16 or e4m3fnuz queries (gfx942), the vendor quantiser, both caches in one format",
+    holds: |op| appends(op, DType::E4m3Fnuz),
+};
+
+const APPEND4: Need =
+    Need { what: "NVFP4 caches", holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::Nvfp4) };
+
+const APPEND8: Need =
+    Need { what: "fp8 caches", holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::E4m3) };
+
+const APPEND8_FNUZ: Need = Need {
+    what: "fp8fnuz caches (gfx942)",
+    holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::E4m3Fnuz),
+};
+
+const APPEND16: Need =
+    Need { what: "bf16 caches", holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::Bf16) };
 
 const BLOCK: Need = Need {
     what: "blocks and pages of 128 tokens",

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Prepared, Span, Status, Stream};
-use msa_core::cache::{CacheFormat, KvCache, planar};
+use msa_core::cache::{CacheFormat, IndexCache, KvCache, planar};
 use msa_core::error::Error;
 use msa_core::lengths::Lengths;
-use msa_core::op::{Attention, AttentionOutput, Merge, Op, Select};
+use msa_core::op::{Append, Attention, AttentionOutput, Merge, Op, Select};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 use msa_ref::sim::cdna::{Attended, Block, CHANNELS, Generation, Row, Scales, attend_partial};
@@ -67,6 +67,7 @@ fn everything_runs_over_the_fake_library() {
 
     let device = backend.open(0).unwrap();
     select_selects(&device);
+    append_stores(&device, &msa_ref::device());
     decode_attends(&device, None);
     decode_attends(&device, Some(5));
     wrong_things_are_errors(&device);
@@ -161,6 +162,72 @@ fn select_selects(device: &Arc<dyn Device>) {
     let got: Vec<i32> =
         on.read(&lists).chunks_exact(4).map(|c| i32::from_le_bytes(c.try_into().unwrap())).collect();
     assert_eq!(got, want);
+}
+
+/// IEEE arithmetic only: the device and the reference store the same bytes.
+fn append_stores(device: &Arc<dyn Device>, reference: &Arc<dyn Device>) {
+    for cache in [CacheFormat::Nvfp4, CacheFormat::E4m3, CacheFormat::Bf16] {
+        let (got, want) = (appended(device, cache), appended(reference, cache));
+        for (name, (got, want)) in ["kv", "index", "query", "index query"].iter().zip(got.iter().zip(&want)) {
+            assert!(got == want, "{name} of {cache:?}");
+        }
+    }
+}
+
+/// KV cache, index cache, query and index query after an append of three rows.
+fn appended(device: &Arc<dyn Device>, format: CacheFormat) -> [Vec<u8>; 4] {
+    let on = OnDevice(device);
+    let mut random = Random(3);
+    let op = Append { kv: format, index: format, query: DType::E4m3, ..Append::default() };
+    let plan = device.plan(&Op::Append(op.clone()), &lengths(), &PlanOptions::default()).unwrap();
+    let prepared = device.prepare(&plan).unwrap();
+    let pages = 2;
+    let sizes = (
+        planar(&op.geometry, format, pages, 0).unwrap(),
+        IndexCache::planar(&op.geometry, format, pages, 0).unwrap(),
+    );
+    let (kv_bytes, index_bytes) = (sizes.0.key.page_stride * pages, sizes.1.key.page_stride * pages);
+    let (kv_at, index_at) =
+        (on.place(&vec![0xcd; kv_bytes as usize]), on.place(&vec![0xcd; index_bytes as usize]));
+    let mut bf16s = |shape: &[u64]| {
+        let count: u64 = shape.iter().product();
+        let values = (0..count).map(|_| half::bf16::from_f32((random.word() % 2001) as f32 * 0.003 - 3.0));
+        on.tensor(DType::Bf16, shape, &values.flat_map(|x| x.to_bits().to_le_bytes()).collect::<Vec<_>>())
+    };
+    let mut args = Args::new()
+        .with_kv_cache(planar(&op.geometry, format, pages, kv_at).unwrap())
+        .with_index_cache(IndexCache::planar(&op.geometry, format, pages, index_at).unwrap());
+    let heads = [
+        (Role::QuerySource, 64),
+        (Role::KeySource, 4),
+        (Role::ValueSource, 4),
+        (Role::IndexQuerySource, 4),
+        (Role::IndexKeySource, 1),
+    ];
+    for (role, heads) in heads {
+        args = args.with(role, bf16s(&[3, heads, 128]));
+    }
+    for role in [Role::QueryNorm, Role::KeyNorm, Role::IndexQueryNorm, Role::IndexKeyNorm] {
+        args = args.with(role, bf16s(&[128]));
+    }
+    let angles: Vec<u8> = (0..10 * 32).flat_map(|i| (i as f32 * 0.01).sin().to_le_bytes()).collect();
+    let slots: Vec<u8> = [130i64, -1, 7].iter().flat_map(|slot| slot.to_le_bytes()).collect();
+    let query = on.tensor(DType::E4m3, &[3, 64, 128], &vec![0xcd; 3 * 64 * 128]);
+    let index_query = on.tensor(DType::Bf16, &[3, 4, 128], &vec![0xcd; 3 * 4 * 256]);
+    let args = args
+        .with(Role::RopeCos, on.tensor(DType::F32, &[10, 32], &angles))
+        .with(Role::RopeSin, on.tensor(DType::F32, &[10, 32], &angles))
+        .with(Role::Positions, on.integers(&[4, 9, 0], &[3]))
+        .with(Role::Slots, on.tensor(DType::I64, &[3], &slots))
+        .with(Role::Query, query)
+        .with(Role::IndexQuery, index_query);
+    assert!(on.run(&*prepared, &args).is_clean());
+    let read = |address, bytes: u64| {
+        let mut content = vec![0; bytes as usize];
+        device.memory().read(address, &mut content).unwrap();
+        content
+    };
+    [read(kv_at, kv_bytes), read(index_at, index_bytes), on.read(&query), on.read(&index_query)]
 }
 
 fn decode_attends(device: &Arc<dyn Device>, splits: Option<u32>) {
