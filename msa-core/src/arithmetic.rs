@@ -172,7 +172,8 @@ pub enum Reference {
     /// The running maximum of the row, raised at every step that exceeds it.
     #[default]
     Running = 0,
-    /// A reference that lags behind the maximum until a partial row sum would overflow the format of P.
+    /// A reference that lags behind the maximum: it is raised to it, for all heads of a (row, list), only where the
+    /// sum of a quad of some head exceeds what P can hold (448 in E4M3, 1e18 in bf16) or is no number.
     Lagging = 1,
     /// The maximum of the block alone: every block is a state of its own.
     PerBlock = 2,
@@ -189,15 +190,20 @@ pub enum RowSum {
     /// Four partial sums, quad q owns tokens `16*(x>>1) + 4q + 2(x&1)` and the next, pairs first; then
     /// `(q0+q1)+(q2+q3)`.
     QuadPairs = 1,
-    /// Four partial sums, quad q owns columns `8j + 2q` and the next, in column order; then `(q0+q1)+(q2+q3)`.
+    /// Four partial sums; quad q sums columns `8j + 2q` over j, then columns `8j + 2q + 1`, and adds the two; then
+    /// `(q0+q1)+(q2+q3)`.
     QuadColumns = 2,
+    /// Four partial sums; quad q sums the pairs `16a + 2q`, then the pairs `16a + 8 + 2q`, over a, and adds the two; then
+    /// `(q0+q1)+(q2+q3)`.
+    QuadTiles = 3,
     /// Four partial sums, lane group g owns tokens `8g` to `8g+7` of each 32, in order; then `(g0+g1)+(g2+g3)`.
-    GroupsOf8 = 3,
+    GroupsOf8 = 4,
 }
 names!(RowSum {
     Lanes16 = "lanes16",
     QuadPairs = "quad_pairs",
     QuadColumns = "quad_columns",
+    QuadTiles = "quad_tiles",
     GroupsOf8 = "groups_of_8",
 });
 
@@ -250,10 +256,12 @@ pub struct AttentionArithmetic {
     pub normalise: Normalise,
     /// True if each block's product starts from zero and is added to O with FMA (`O = O*a + block`).
     pub promote: bool,
+    /// Type in which the outputs of partial states are kept before they are combined.
+    pub partial: Operand,
 }
 fields!(AttentionArithmetic {
     node scores, node values, leaf parts, leaf tokens_per_update, leaf exp2, leaf reference, node probability,
-    leaf row_sum, leaf normalise, leaf promote,
+    leaf row_sum, leaf normalise, leaf promote, leaf partial,
 });
 
 /// How far a device's arithmetic is known.
@@ -281,10 +289,12 @@ pub struct Arithmetic {
     pub validation: Validation,
     /// Index query times index key.
     pub index: Product,
-    /// Attention.
+    /// Attention of decode and of union tiles.
     pub attention: AttentionArithmetic,
+    /// Attention of KV-outer tiles; the same as `attention` where one recipe serves all schedules.
+    pub kv_outer: AttentionArithmetic,
 }
-fields!(Arithmetic { leaf name, leaf validation, node index, node attention });
+fields!(Arithmetic { leaf name, leaf validation, node index, node attention, node kv_outer });
 
 #[cfg(test)]
 mod tests {
@@ -299,6 +309,8 @@ mod tests {
                 ("index", a.index, 128),
                 ("scores", a.attention.scores, 128),
                 ("values", a.attention.values, 128 / a.attention.parts),
+                ("KV-outer scores", a.kv_outer.scores, 128),
+                ("KV-outer values", a.kv_outer.values, 128 / a.kv_outer.parts),
             ] {
                 assert!(product.steps.partition(extent), "{} {what}", a.name);
             }

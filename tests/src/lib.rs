@@ -1,4 +1,19 @@
-//! Test harness of the msa workspace.
+//! The harness of `msa`: cases, their inputs, the steps of a run, oracles and comparison. Proptest suites, benches and
+//! `msa-check` share it.
+//!
+//! A [`Case`] is one line. [`inputs`] makes its tensors, [`steps`] runs it on a device and checks everything that
+//! can be checked, [`oracle`] says what is right.
 
+pub mod case;
+pub mod compare;
 pub mod decode_case;
+pub mod inputs;
+pub mod memory;
+pub mod oracle;
 pub mod plugin_files;
+pub mod random;
+pub mod report;
+pub mod rows;
+pub mod steps;
+
+pub use case::Case;

@@ -27,10 +27,15 @@ pub enum Named {
     BlackwellDecodeMixed = 6,
     /// [`Named::HopperDecodeBf16`] there.
     BlackwellDecodeBf16 = 7,
+    /// Hopper prefill in FP8: union tiles with a lagging reference and P times 2^4, KV-outer tiles with P times 2^8,
+    /// both through e4m3 `wgmma`.
+    HopperPrefillFp8 = 8,
+    /// Hopper prefill in bf16, the same schedules through bf16 `wgmma`.
+    HopperPrefillBf16 = 9,
     /// gfx942 decode: both products through FP8 (FNUZ) MFMA, under a published model.
-    Cdna3Decode = 8,
+    Cdna3Decode = 10,
     /// gfx950 decode: both products through FP8 (OCP) MFMA, under an assumption.
-    Cdna4Decode = 9,
+    Cdna4Decode = 11,
 }
 
 /// Every named arithmetic; the first is the default.
@@ -43,6 +48,8 @@ pub const NAMED: &[Named] = &[
     Named::BlackwellDecodeFaithful,
     Named::BlackwellDecodeMixed,
     Named::BlackwellDecodeBf16,
+    Named::HopperPrefillFp8,
+    Named::HopperPrefillBf16,
     Named::Cdna3Decode,
     Named::Cdna4Decode,
 ];
@@ -68,6 +75,8 @@ impl Named {
             Self::BlackwellDecodeFaithful => "blackwell_decode_faithful",
             Self::BlackwellDecodeMixed => "blackwell_decode_mixed",
             Self::BlackwellDecodeBf16 => "blackwell_decode_bf16",
+            Self::HopperPrefillFp8 => "hopper_prefill_fp8",
+            Self::HopperPrefillBf16 => "hopper_prefill_bf16",
             Self::Cdna3Decode => "cdna3_decode",
             Self::Cdna4Decode => "cdna4_decode",
         }
@@ -84,10 +93,17 @@ impl Named {
             Self::BlackwellDecodeFaithful => (Validation::Assumed, HOPPER_F16, HOPPER_DECODE),
             Self::BlackwellDecodeMixed => (Validation::Assumed, HOPPER_BF16, HOPPER_DECODE_MIXED),
             Self::BlackwellDecodeBf16 => (Validation::Assumed, HOPPER_BF16, HOPPER_DECODE_BF16),
+            Self::HopperPrefillFp8 => (Validation::Silicon, WGMMA_E4M3, HOPPER_UNION_FP8),
+            Self::HopperPrefillBf16 => (Validation::Silicon, WGMMA_BF16, HOPPER_UNION_BF16),
             Self::Cdna3Decode => (Validation::Public, CDNA3_SCORES, CDNA3_DECODE),
             Self::Cdna4Decode => (Validation::Assumed, CDNA4_SCORES, CDNA4_DECODE),
         };
-        Arithmetic { name: self.name().to_owned(), validation, index, attention }
+        let kv_outer = match self {
+            Self::HopperPrefillFp8 => HOPPER_KV_OUTER_FP8,
+            Self::HopperPrefillBf16 => HOPPER_KV_OUTER_BF16,
+            _ => attention,
+        };
+        Arithmetic { name: self.name().to_owned(), validation, index, attention, kv_outer }
     }
 }
 
@@ -104,6 +120,7 @@ const F32_ATTENTION: AttentionArithmetic = AttentionArithmetic {
     row_sum: RowSum::Lanes16,
     normalise: Normalise::Divide,
     promote: false,
+    partial: Operand::F32,
 };
 
 /// Thread quad q of a warp owns channels 32q..32q+31; a k16 step takes four of each.
@@ -130,6 +147,7 @@ const HOPPER_DECODE: AttentionArithmetic = AttentionArithmetic {
     row_sum: RowSum::QuadPairs,
     normalise: Normalise::ReciprocalRn,
     promote: false,
+    partial: Operand::F32,
 };
 
 /// bf16 queries do not fit f16, so the first product takes bf16; FP8 and NVFP4 values are exact in f16, where P keeps three
@@ -161,6 +179,7 @@ const CDNA3_DECODE: AttentionArithmetic = AttentionArithmetic {
     row_sum: RowSum::GroupsOf8,
     normalise: Normalise::Divide,
     promote: false,
+    partial: Operand::F32,
 };
 
 /// The same with P times 2^8 and OCP products.
@@ -169,4 +188,48 @@ const CDNA4_DECODE: AttentionArithmetic = AttentionArithmetic {
     values: Product { dot: Dot::MfmaCdna4Fp8K32, operand: Operand::E4m3, steps: Steps::contiguous(32) },
     probability: Probability { operand: Operand::E4m3, scale_log2: 8, times_448: false, sum_rounded: false },
     ..CDNA3_DECODE
+};
+
+const WGMMA_E4M3: Product =
+    Product { dot: Dot::WgmmaE4m3K32, operand: Operand::E4m3, steps: Steps::contiguous(32) };
+
+const WGMMA_BF16: Product =
+    Product { dot: Dot::WgmmaBf16K16, operand: Operand::Bf16, steps: Steps::contiguous(16) };
+
+/// Half blocks of 64 keys, products chained in the accumulator over all blocks of the row.
+const HOPPER_UNION_FP8: AttentionArithmetic = AttentionArithmetic {
+    scores: WGMMA_E4M3,
+    values: WGMMA_E4M3,
+    parts: 1,
+    tokens_per_update: 64,
+    exp2: Exp2::Mufu,
+    reference: Reference::Lagging,
+    probability: Probability { operand: Operand::E4m3, scale_log2: 4, times_448: false, sum_rounded: false },
+    row_sum: RowSum::QuadTiles,
+    normalise: Normalise::ReciprocalRn,
+    promote: false,
+    partial: Operand::Bf16,
+};
+
+const HOPPER_UNION_BF16: AttentionArithmetic = AttentionArithmetic {
+    scores: WGMMA_BF16,
+    values: WGMMA_BF16,
+    probability: Probability { operand: Operand::Bf16, ..HOPPER_UNION_FP8.probability },
+    ..HOPPER_UNION_FP8
+};
+
+/// A state for each block, relative to the block's own maximum.
+const HOPPER_KV_OUTER_FP8: AttentionArithmetic = AttentionArithmetic {
+    tokens_per_update: 128,
+    reference: Reference::PerBlock,
+    probability: Probability { scale_log2: 8, ..HOPPER_UNION_FP8.probability },
+    row_sum: RowSum::QuadColumns,
+    ..HOPPER_UNION_FP8
+};
+
+const HOPPER_KV_OUTER_BF16: AttentionArithmetic = AttentionArithmetic {
+    scores: WGMMA_BF16,
+    values: WGMMA_BF16,
+    probability: Probability { operand: Operand::Bf16, ..HOPPER_KV_OUTER_FP8.probability },
+    ..HOPPER_KV_OUTER_FP8
 };

@@ -33,7 +33,7 @@ pub struct Append {
     pub rounding: Rounding,
     /// NVFP4 quantiser.
     pub quantiser: Quantiser,
-    /// Exponent s of the block-scale shift: stored scales are meant times 2^s.
+    /// Exponent s of the block-scale shift of the readers; it changes no stored byte.
     pub block_scale_shift: u32,
 }
 fields!(Append {

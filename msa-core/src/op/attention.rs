@@ -23,7 +23,8 @@ pub struct Attention {
     pub cache: CacheFormat,
     /// What NVFP4 elements become.
     pub dequantise: Dequantise,
-    /// Exponent s of the block-scale shift.
+    /// Exponent s of the block-scale shift of [`Dequantise::E4m3`]: the scale is taken times 2^-s and rounded before the
+    /// product, and 2^s is folded back outside. Other rules do not look at it.
     pub block_scale_shift: u32,
     /// Where the tensor scales of K and V are applied.
     pub scale_fold: ScaleFold,

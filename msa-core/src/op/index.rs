@@ -22,7 +22,8 @@ pub struct IndexScore {
     pub keys: CacheFormat,
     /// What NVFP4 keys become.
     pub dequantise: Dequantise,
-    /// Exponent s of the block-scale shift.
+    /// Exponent s of the block-scale shift of [`Dequantise::E4m3`]: the scale is taken times 2^-s and rounded before the
+    /// product, and 2^s is folded back outside. Other rules do not look at it.
     pub block_scale_shift: u32,
     /// Accumulation.
     pub precision: ScorePrecision,

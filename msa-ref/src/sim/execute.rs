@@ -1,4 +1,4 @@
-//! Index scoring, attention and the whole step, as operations on host memory under the arithmetic `f32`.
+//! Index scoring, attention and the whole step, as operations on host memory under the arithmetic of the plan.
 
 mod hopper;
 mod scores;
@@ -36,8 +36,15 @@ pub(crate) fn attention(
         return Err(Error::invalid("plan.op", "attention", plan.op.name()));
     };
     let (batch, status) = Batch::read(memory, args, plan, extents)?;
-    let mut lists = memory.i32s(required(args, Role::BlockIndices)?)?;
-    let status = status.with(drop_duplicates(&mut lists, op.geometry.top_k as usize));
+    let tensor = required(args, Role::BlockIndices)?;
+    let mut lists = memory.i32s(tensor)?;
+    let width = (tensor.extent(1) * tensor.extent(2)).max(1) as usize;
+    // What stands in padded rows is nobody's list.
+    let of_requests = lists.chunks_exact_mut(width).zip(batch.rows()).filter(|(_, row)| row.is_some());
+    let duplicates = of_requests
+        .map(|(lists, _)| drop_duplicates(lists, op.geometry.top_k as usize))
+        .fold(Status::default(), Status::with);
+    let status = status.with(duplicates);
     Ok(status.with(attend(plan, op, memory, args, &batch, &lists)?))
 }
 
@@ -136,8 +143,8 @@ fn attend(
                     Some(all) => job.prefill(&within(all, &range), &mut sink)?,
                     None => job.decode(&plan.slot_parts, &mut sink)?,
                 }
-            } else if segments.is_none() {
-                let job = hopper::DecodeJob {
+            } else {
+                let job = hopper::HopperJob {
                     plan,
                     op,
                     batch,
@@ -147,9 +154,11 @@ fn attend(
                     queries: &queries,
                     blocks: &blocks,
                 };
-                job.run(&mut |row| pending.keep(row))?
-            } else {
-                return Err(Error::invalid("arithmetic", "one of a prefill kernel", &plan.arithmetic.name));
+                let mut sink = |row: &AttentionRow<'_>| pending.keep(row);
+                match &segments {
+                    Some(all) => job.prefill(&within(all, &range), &mut sink)?,
+                    None => job.decode(&mut sink)?,
+                }
             };
             status = status.with(found).with(blocks.status());
         }

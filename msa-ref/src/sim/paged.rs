@@ -37,12 +37,15 @@ impl Decoding {
         if format != CacheFormat::Nvfp4 {
             return (Self { dequantise, shift: 0, scale: 1.0 }, tensor_scale);
         }
-        let (scale, rest) = match fold {
-            ScaleFold::Folded => (1.0, tensor_scale),
-            ScaleFold::BeforeRounding => (tensor_scale, 1.0),
+        if fold == ScaleFold::BeforeRounding {
+            return (Self { dequantise: Dequantise::E4m3, shift: 0, scale: tensor_scale }, 1.0);
+        }
+        let (shift, factor) = match dequantise {
+            Dequantise::E4m3 => (shift, (1_u32 << shift.min(7)) as f32),
+            Dequantise::Exact => (0, 1.0),
+            Dequantise::SixthHoisted => (0, 6.0),
         };
-        let hoisted = if dequantise == Dequantise::SixthHoisted { 6.0 } else { 1.0 };
-        (Self { dequantise, shift, scale }, rest * hoisted * (1_u32 << shift.min(7)) as f32)
+        (Self { dequantise, shift, scale: 1.0 }, tensor_scale * factor)
     }
 }
 

@@ -45,7 +45,7 @@ pub struct AttentionCase<'a> {
     pub states: &'a [usize],
     /// Softmax scale with every folded factor.
     pub scale: f64,
-    /// Relative half-spacing of the output type: [`UNIT`] for f32, 2^-9 for bf16, 2^-12 for f16.
+    /// Relative half-spacing of the output type: [`UNIT`] for f32, 2^-8 for bf16, 2^-11 for f16.
     pub output_unit: f64,
 }
 

@@ -1,19 +1,19 @@
-//! Index scores and attention under the arithmetics of Hopper's decode kernels.
+//! Index scores and attention under arithmetics whose products are tensor-core instructions.
 
 use msa_core::arithmetic::Arithmetic;
 use msa_core::backend::Status;
 use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
 use msa_core::op::Attention;
-use msa_core::plan::Plan;
+use msa_core::plan::{Plan, Schedule};
 use rayon::prelude::*;
 
-use crate::sim::attention::AttentionRow;
+use crate::sim::attention::{AttentionRow, ScheduledRows};
 use crate::sim::batch::{Batch, Row};
 use crate::sim::block::{BlockSource, QuerySource};
-use crate::sim::hopper::{BlockScorer, DecodeBlock, Decoder};
+use crate::sim::hopper::{BlockScorer, DecodeBlock, Decoder, Prefiller};
 use crate::sim::index_score::{IndexScoreJob, IndexScoreRow};
-use crate::sim::slots::{live_slots, visible};
+use crate::sim::slots::{Slot, live_slots, visible};
 
 /// True if the plan is executed under the reference's own arithmetic.
 pub(super) fn is_f32(arithmetic: &Arithmetic) -> bool {
@@ -62,8 +62,26 @@ fn score_row(arithmetic: &Arithmetic, job: &IndexScoreJob<'_>, index: u32, row: 
     Ok((0..heads).flat_map(|head| columns.iter().map(move |column| column[head])).collect())
 }
 
-/// What decode reads.
-pub(super) struct DecodeJob<'a> {
+/// Items whose results wait until they are handed out.
+const WINDOW_ITEMS: usize = 256;
+
+/// One row and group of query heads.
+struct Item {
+    index: u32,
+    row: Row,
+    group: u32,
+    /// Slots that are states of their own.
+    own_slots: u64,
+}
+
+impl Item {
+    fn new(index: u32, row: Row, group: u32) -> Self {
+        Self { index, row, group, own_slots: 0 }
+    }
+}
+
+/// What attention reads.
+pub(super) struct HopperJob<'a> {
     pub(super) plan: &'a Plan,
     pub(super) op: &'a Attention,
     pub(super) batch: &'a Batch,
@@ -76,64 +94,133 @@ pub(super) struct DecodeJob<'a> {
     pub(super) blocks: &'a dyn BlockSource,
 }
 
-impl DecodeJob<'_> {
-    /// Hands every (row, head) to `sink`.
-    pub(super) fn run(&self, sink: &mut dyn FnMut(&AttentionRow<'_>) -> Result<()>) -> Result<Status> {
+impl HopperJob<'_> {
+    /// Decode: hands every (row, head) to `sink`.
+    pub(super) fn decode(&self, sink: &mut dyn FnMut(&AttentionRow<'_>) -> Result<()>) -> Result<Status> {
         let g = &self.op.geometry;
-        let decoder =
-            Decoder::new(&self.plan.arithmetic.attention, g.block as usize, g.head_dim as usize, self.scale)?;
-        let groups = self.list_count().max(g.kv_heads);
+        let arithmetic = &self.plan.arithmetic.attention;
+        let decoder = Decoder::new(arithmetic, g.block as usize, g.head_dim as usize, self.scale)?;
         let rows = self.rows.iter().enumerate().filter_map(|(i, row)| row.map(|row| (i as u32, row)));
-        let items: Vec<_> = rows.flat_map(|(i, row)| (0..groups).map(move |group| (i, row, group))).collect();
-        let results: Result<Vec<_>> =
-            items.par_iter().map(|(i, row, group)| self.item(&decoder, *i, row, *group, groups)).collect();
+        let items: Vec<_> =
+            rows.flat_map(|(i, row)| (0..self.groups()).map(move |g| Item::new(i, row, g))).collect();
+        self.execute(&items, sink, |item, slots, queries| self.decode_item(&decoder, item, slots, queries))
+    }
+
+    /// Prefill: every (row, group) in the schedule of the entry that holds it.
+    pub(super) fn prefill(
+        &self,
+        segments: &[ScheduledRows],
+        sink: &mut dyn FnMut(&AttentionRow<'_>) -> Result<()>,
+    ) -> Result<Status> {
+        let g = &self.op.geometry;
+        let prefiller =
+            Prefiller::new(&self.plan.arithmetic, g.block as usize, g.head_dim as usize, self.scale)?;
+        let items_of = |segment: &ScheduledRows| {
+            let own = |row: u32| match segment.schedule {
+                Schedule::Union => 0,
+                Schedule::KvOuter => u64::MAX,
+                Schedule::Hybrid => {
+                    segment.own_slots.get((row - segment.rows.start) as usize).copied().unwrap_or(0)
+                }
+            };
+            let item = |i: u32| {
+                let row = self.rows.get(i as usize).copied().flatten()?;
+                Some(Item { own_slots: own(i), ..Item::new(i, row, segment.group) })
+            };
+            segment.rows.clone().filter_map(item).collect::<Vec<_>>()
+        };
+        let items: Vec<_> = segments.iter().flat_map(items_of).collect();
+        self.execute(&items, sink, |item, slots, queries| {
+            let is_own = |slot: &&Slot| item.own_slots >> slot.slot & 1 == 1;
+            let union = self.blocks_of(item, slots.iter().filter(|s| !is_own(s)))?;
+            let own = self.blocks_of(item, slots.iter().filter(is_own))?;
+            prefiller.attend(queries, &union, &own)
+        })
+    }
+
+    /// Runs the items in parallel and hands out their rows in order.
+    fn execute(
+        &self,
+        items: &[Item],
+        sink: &mut dyn FnMut(&AttentionRow<'_>) -> Result<()>,
+        attend: impl Fn(&Item, &[Slot], &[f32]) -> Result<(Vec<f32>, Vec<f32>)> + Sync,
+    ) -> Result<Status> {
+        let (heads, dim) = (self.heads(), self.op.geometry.head_dim as usize);
         let mut status = Status::default();
-        let heads = g.query_heads / groups;
-        for ((row, _, group), (output, lse, bits)) in items.iter().zip(results?) {
-            status = status.with(bits);
-            let rows = output.chunks_exact(g.head_dim as usize).zip(&lse);
-            for (head, (output, &lse)) in (group * heads..).zip(rows) {
-                sink(&AttentionRow { row: *row, head, output, lse })?;
+        for window in items.chunks(WINDOW_ITEMS) {
+            let run = |item: &Item| {
+                let (slots, bits) = self.slots(item);
+                let (output, lse) = attend(item, &slots, &self.queries(item)?)?;
+                Ok((output, lse, bits))
+            };
+            let results: Result<Vec<_>> = window.par_iter().map(run).collect();
+            for (item, (output, lse, bits)) in window.iter().zip(results?) {
+                status = status.with(bits);
+                let rows = output.chunks_exact(dim).zip(&lse);
+                for (head, (output, &lse)) in (item.group * heads..).zip(rows) {
+                    sink(&AttentionRow { row: item.index, head, output, lse })?;
+                }
             }
         }
         Ok(status)
+    }
+
+    /// Groups of query heads that share a list and a KV head.
+    fn groups(&self) -> u32 {
+        self.list_count().max(self.op.geometry.kv_heads)
+    }
+
+    /// Query heads of a group.
+    fn heads(&self) -> u32 {
+        self.op.geometry.query_heads / self.groups()
     }
 
     fn list_count(&self) -> u32 {
         if self.op.grouping == Grouping::Reduced { 1 } else { self.op.geometry.index_heads }
     }
 
-    fn item(
+    fn slots(&self, item: &Item) -> (Vec<Slot>, Status) {
+        let (k, lists) = (self.op.geometry.top_k as usize, self.list_count());
+        let list = (item.index * lists + item.group * lists / self.groups()) as usize;
+        let ids = self.lists.get(list * k..(list + 1) * k).unwrap_or_default();
+        live_slots(&item.row, self.batch.kv_length(item.row.request), ids, self.op.geometry.block)
+    }
+
+    /// `[heads of the group][D]`.
+    fn queries(&self, item: &Item) -> Result<Vec<f32>> {
+        let dim = self.op.geometry.head_dim as usize;
+        let mut queries = vec![0.0; self.heads() as usize * dim];
+        for (head, out) in (item.group * self.heads()..).zip(queries.chunks_mut(dim)) {
+            self.queries.query(item.index, head, out)?;
+        }
+        Ok(queries)
+    }
+
+    fn decode_item(
         &self,
         decoder: &Decoder,
-        index: u32,
-        row: &Row,
-        group: u32,
-        groups: u32,
-    ) -> Result<(Vec<f32>, Vec<f32>, Status)> {
-        let g = &self.op.geometry;
-        let (heads, dim, k) = (g.query_heads / groups, g.head_dim as usize, g.top_k as usize);
-        let list = (index * self.list_count() + group * self.list_count() / groups) as usize;
-        let ids = self.lists.get(list * k..(list + 1) * k).unwrap_or_default();
-        let (slots, status) = live_slots(row, self.batch.kv_length(row.request), ids, g.block);
-        let mut queries = vec![0.0; heads as usize * dim];
-        for (head, out) in (group * heads..).zip(queries.chunks_mut(dim)) {
-            self.queries.query(index, head, out)?;
-        }
-        let own = self.plan.slot_parts.iter().filter(|part| part.request == row.request);
+        item: &Item,
+        slots: &[Slot],
+        queries: &[f32],
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        let own = self.plan.slot_parts.iter().filter(|part| part.request == item.row.request);
         let mut parts = Vec::new();
         for part in own {
             let inside = slots.iter().filter(|s| (part.slot_begin..part.slot_end).contains(&s.slot));
-            let blocks: Result<Vec<_>> =
-                inside.map(|s| self.block(row, group * g.kv_heads / groups, s.block, s.visible)).collect();
-            parts.push(blocks?.into_iter().flatten().collect());
+            parts.push(self.blocks_of(item, inside)?);
         }
         if parts.is_empty() {
-            return Err(Error::Plan(format!("slot_parts: none of request {}", row.request)));
+            return Err(Error::Plan(format!("slot_parts: none of request {}", item.row.request)));
         }
         let combines = self.plan.slot_parts.iter().any(|part| part.part > 0);
-        let (output, lse) = decoder.attend(&queries, &parts, combines)?;
-        Ok((output, lse, status))
+        decoder.attend(queries, &parts, combines)
+    }
+
+    fn blocks_of<'s>(&self, item: &Item, slots: impl Iterator<Item = &'s Slot>) -> Result<Vec<DecodeBlock>> {
+        let kv_head = item.group * self.op.geometry.kv_heads / self.groups();
+        let blocks: Result<Vec<_>> =
+            slots.map(|s| self.block(&item.row, kv_head, s.block, s.visible)).collect();
+        Ok(blocks?.into_iter().flatten().collect())
     }
 
     /// `None` if the block is not to be read.

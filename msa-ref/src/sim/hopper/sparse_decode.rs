@@ -224,10 +224,10 @@ impl Decoder {
     }
 }
 
-fn exp2(x: f32) -> f32 {
+pub(super) fn exp2(x: f32) -> f32 {
     f32::from_bits(ex2_approx_ftz(x.to_bits()))
 }
 
-fn canonical(x: f32) -> f32 {
+pub(super) fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(CANONICAL_NAN) } else { x }
 }
