@@ -100,6 +100,7 @@ MSA_DEVICE Cursor find_unit(const Batch& batch, int64_t target, int lane) {
 }
 
 template <Keys K, Path P, int NT, int PAGE_WARPS>
+// tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void index_score(const IndexArguments& p) {
   using S = Shape<K, P, NT, PAGE_WARPS>;
   using Codes = Nvfp4<S::TABLE>;

@@ -52,6 +52,7 @@ struct Candidates {
 
 // THREADS threads keep up to KEPT keys each in registers; longer rows are read again.
 template <int THREADS, int KEPT>
+// tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void select_row(const SelectArguments& p) {
   constexpr int WARPS = THREADS / 32;
   __shared__ uint64_t maxima[MAX_TOP_K], partial[WARPS * 32], kept[CAPACITY], chosen[MAX_TOP_K];

@@ -106,6 +106,7 @@ MSA_DEVICE float weight_of(float m, float most, float c) {
 }
 
 template <Cache C, Mma S, Mma V>
+// tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   using L = Shape<C, S, V>;
   using KeyCodes = Nvfp4<L::KEY_TABLE>;
