@@ -55,7 +55,8 @@ fn join(parts: &[&str]) -> String {
 fn check(op: &str, parts: &[&str]) -> Result<(), TestCaseError> {
     let line = format!("{op}({})", join(parts));
     let case: Case = line.parse().map_err(|e| TestCaseError::fail(format!("{line}: {e}")))?;
-    prop_assert_eq!(&case.to_string().parse::<Case>().unwrap(), &case);
+    let back: Case = case.to_string().parse().map_err(|e| TestCaseError::fail(format!("{case}: {e}")))?;
+    prop_assert_eq!(&back, &case);
     let verdict = run_case(&msa_ref::device(), &case);
     prop_assert!(verdict.failures().is_empty(), "{}\n{}", case, verdict);
     Ok(())
