@@ -6,6 +6,7 @@ use msa_tests::Case;
 use msa_tests::report::Verdict;
 use msa_tests::steps::run_case;
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 /// Heads, dims, block, page and k.
 fn geometry() -> impl Strategy<Value = String> {
@@ -62,8 +63,16 @@ fn check(op: &str, parts: &[&str]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// The same cases in every run; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` widen the search.
+fn config() -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 64 };
+    let seed = std::env::var("PROPTEST_RNG_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1701);
+    ProptestConfig { cases, rng_seed: RngSeed::Fixed(seed), failure_persistence: None, ..asked }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn sparse_decode(
@@ -98,6 +107,8 @@ proptest! {
         g in geometry(), l in lengths(9), i in inputs(),
         order in prop::sample::select(vec!["", "order=score_then_own", "grouping=reduced", "nan=highest"]),
     ) {
+        // One request with a block, so that there are scores at all; none at all is a line of the smoke set.
+        let l = l.replacen('[', "[1x40,", 1);
         check("select", &[&g, &l, &i, order])?;
     }
 
@@ -128,10 +139,8 @@ proptest! {
     fn step(
         g in geometry(), l in lengths(20), i in inputs(),
         formats in prop::sample::select(vec!["", "kv=fp8,ik=fp8", "kv=nvfp4,ik=nvfp4"]),
-        stages in prop::sample::select(vec!["", "prefill=true", "appends=true,rotary=32"]),
+        stages in prop::sample::select(vec!["", "prefill=true"]),
     ) {
-        // Norm and RoPE leave nothing of exact inputs, whose bound is zero.
-        let i = if stages.contains("appends") { i.replace("in=exact,", "") } else { i };
         check("step", &[&g, &l, &i, formats, stages])?;
     }
 }
