@@ -49,3 +49,16 @@ DEVICE u64 key_of(const Forcing& forcing, u32 block, u32 own, float score) {
   return force >= 0.0f ? candidate_key(ordered_bits(force), block, true)
                        : candidate_key(ordered_bits(score), block, false);
 }
+
+// Where `key` of the `count` chosen `keys` stands in a list that is ordered by score: forced blocks by id, then the scored
+// ones by key, then the own block, which is the forced one with the highest id.
+DEVICE u32 slot_by_score(const u64 LDS* keys, u32 count, u64 key) {
+  u32 forced = 0, lower = 0, above = 0;
+  for (u32 i = 0; i < count; i++) {
+    forced += is_forced(keys[i]);
+    lower += is_forced(keys[i]) && block_of(keys[i]) < block_of(key);
+    above += keys[i] > key;
+  }
+  if (is_forced(key)) return lower + 1 == forced ? count - 1 : lower;
+  return above - (forced ? 1 : 0);
+}

@@ -43,8 +43,10 @@ struct Row {
 
 DEVICE float score_of(const Select& a, const Row& row, u32 i) {
   float score = row.scores[i];
-  if (a.heads_per_list == 1) return score;
+  if (a.heads_per_list <= 1) return score;
   float best = max_number(score, minus_infinity());
+  // As it stands: vectorising makes three versions of a loop that runs a few times.
+#pragma clang loop vectorize(disable)
   for (u32 h = 1; h < a.heads_per_list; h++) best = max_number(best, row.scores[h * a.score_head_stride + i]);
   return best;
 }
@@ -171,9 +173,7 @@ DEVICE void select_list(const Select& a) {
     return;
   }
   u64 key = chosen[t];
-  u32 slot = t;
-  // The own block is the largest key: last instead of first.
-  if (a.score_then_own) slot = block_of(key) == row.own ? count - 1 : keys_above(key, count) - 1;
+  u32 slot = a.score_then_own ? slot_by_score(chosen, count, key) : t;
   out[slot] = (i32)block_of(key);
 }
 
@@ -190,4 +190,8 @@ DEVICE void candidate_keys(const Select& a) {
 }
 
 KERNEL(kThreads, select, f32, radix)(Select a) { select_list(a); }
-KERNEL(kThreads, candidate_keys, f32, radix)(Select a) { candidate_keys(a); }
+KERNEL(kThreads, candidate_keys, f32, radix)(Select a) {
+  // Ranks hand over the lists of every head; a reduction happens at the merge.
+  a.heads_per_list = 1;
+  candidate_keys(a);
+}

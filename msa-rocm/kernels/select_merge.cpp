@@ -88,7 +88,6 @@ KERNEL(kThreads, select_merge, u64, count)(SelectMerge a) {
   u32 block = block_of(best[t]);
   u32 slot = 0;
   for (u32 i = 0; i < found; i++) slot += block_of(best[i]) < block;
-  // Descending score; the largest key is the own block, which comes last.
-  if (a.score_then_own) slot = t == 0 ? found - 1 : t - 1;
+  if (a.score_then_own) slot = slot_by_score(best, found, best[t]);
   out[slot] = (i32)block;
 }

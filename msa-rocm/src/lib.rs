@@ -2,6 +2,15 @@
 //!
 //! The kernels are compiled by `cargo xtask plugin rocm`, never by a build script, so that this crate builds on a clean clone
 //! without a vendor toolchain. It then holds no kernel, and says so.
+//!
+//! **These kernels have never run on AMD hardware.** They have been compiled, counted and interpreted: continuous
+//! integration executes every one of them, for gfx942 and gfx950, and compares with the reference bit for bit. That proves
+//! addressing, layout, masks, order and protocol. Matrix products follow a published model of CDNA3 and an assumption about
+//! CDNA4, so that their low bits on silicon are not known. Whoever has such a machine helps most with the output of
+//! `msa-check -b rocm:0 -s full --json` and with recorded inputs and outputs of the matrix instructions.
+//!
+//! The HIP runtime is opened at run time ([`hip`]); a plan becomes launches as plain data ([`launch`]), which the
+//! interpreter and a GPU run alike.
 
 mod backend;
 pub mod hip;

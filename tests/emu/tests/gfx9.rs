@@ -11,6 +11,8 @@ mod append;
 mod cache;
 #[path = "gfx9/context_parallel.rs"]
 mod context_parallel;
+#[path = "gfx9/coverage.rs"]
+mod coverage;
 #[path = "gfx9/index_score.rs"]
 mod index_score;
 #[path = "gfx9/merge.rs"]
@@ -23,6 +25,8 @@ mod requests;
 mod rig;
 #[path = "gfx9/select.rs"]
 mod select;
+#[path = "gfx9/select_merge.rs"]
+mod select_merge;
 #[path = "gfx9/sparse_decode.rs"]
 mod sparse_decode;
 #[path = "gfx9/speed.rs"]

@@ -293,7 +293,10 @@ fn queries_and_caches_in_every_format() {
 
 #[test]
 fn per_step_rounding_no_norm_and_no_rotation() {
-    check(&Case { per_step: true, seed: 5, ..CASE });
+    for stored in [Stored::Bf16, Stored::Fp8, Stored::Nvfp4] {
+        check(&Case { stored, per_step: true, seed: 5, ..CASE });
+        check(&Case { stored, norm: false, half: 0, query: stored != Stored::Nvfp4, seed: 8, ..CASE });
+    }
     check(&Case { norm: false, half: 0, stored: Stored::Nvfp4, seed: 6, ..CASE });
     check(&Case { half: 64, seed: 7, ..CASE });
 }

@@ -234,6 +234,8 @@ fn forced_blocks_small_lists_and_order_by_score() {
     }
     let by_score = Op { order: SelectOrder::ScoreThenOwn, ..op(16, 0, 1) };
     check(&Case { world: 4, op: by_score, seed: 41, ..Case::default() });
+    let forced = Op { order: SelectOrder::ScoreThenOwn, ..op(16, 2, 3) };
+    check(&Case { world: 3, op: forced, seed: 42, ..Case::default() });
 }
 
 #[test]

@@ -17,12 +17,29 @@ struct Case<'a> {
     world: u32,
     rank: u32,
     scales: bool,
+    /// Every row has a position of its own.
+    positions: bool,
+    /// The second block of the first request has no page.
+    broken: bool,
+    /// Scores go to a list of addresses, one a head: the transport that writes to the heads' owners.
+    by_head: bool,
     seed: u64,
 }
 
 impl Default for Case<'_> {
     fn default() -> Self {
-        Self { lengths: &[(1, 300)], heads: 4, splits: 1, world: 1, rank: 0, scales: false, seed: 1 }
+        Self {
+            lengths: &[(1, 300)],
+            heads: 4,
+            splits: 1,
+            world: 1,
+            rank: 0,
+            scales: false,
+            positions: false,
+            broken: false,
+            by_head: false,
+            seed: 1,
+        }
     }
 }
 
@@ -38,7 +55,10 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     let (formats, trick) = if format == Format::Fp8 { ("q8k8", "mfma") } else { ("q8k4", "lut") };
     let Some(kernel) = kernel("index_score", formats, architecture, trick) else { return };
     let mut random = Random::new(case.seed);
-    let requests = Requests::new(case.lengths, &mut random);
+    let mut requests = Requests::new(case.lengths, &mut random);
+    if case.positions {
+        requests.scatter_positions(&mut random);
+    }
     let mut keys = Cache::new(format, generation, &requests, 1, VScaleOrder::Linear, &mut random);
     // One token of the first request's second block is NaN, and a whole block of the last request.
     let last = requests.lengths.len() - 1;
@@ -47,6 +67,9 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     }
     if requests.visible(last, 0) >= BLOCK {
         (0..BLOCK).for_each(|token| keys.poison(requests.page(last, 0), 0, token));
+    }
+    if case.broken {
+        requests.break_page(0, 1);
     }
     let rows = requests.rows();
     let queries: Vec<Row> =
@@ -61,6 +84,8 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     let part_list = parts(&ends, case.splits);
     let scores = machine.buffer(&vec![0xcd; rows * case.heads * columns * 4]);
     let score_address = machine.address(scores);
+    let head_scores: Vec<u64> =
+        (0..case.heads).map(|head| score_address + (head * columns * 4) as u64).collect();
     let mut constant = |bytes: &[u8]| {
         let id = machine.constant(bytes);
         machine.address(id)
@@ -75,8 +100,8 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
         table: constant(&magnitude_table(generation)),
         query_scale: if case.scales { constant(&query_factor.to_le_bytes()) } else { 0 },
         key_scale: if case.scales { constant(&key_factor.to_le_bytes()) } else { 0 },
-        scores: score_address,
-        head_scores: 0,
+        scores: if case.by_head { 0 } else { score_address },
+        head_scores: if case.by_head { constant(&bytes_of(&head_scores, u64::to_le_bytes)) } else { 0 },
         query_row_stride: (case.heads * CHANNELS) as u64,
         query_head_stride: CHANNELS as u64,
         score_row_stride: (case.heads * columns * 4) as u64,
@@ -96,7 +121,8 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
             let query = &queries[row * case.heads + head];
             for column in 0..columns {
                 let block = column * case.world as usize + case.rank as usize;
-                let visible = requests.visible_in(request, i, block);
+                let broken = case.broken && (request, block) == (0, 1);
+                let visible = if broken { 0 } else { requests.visible_in(request, i, block) };
                 let page = if visible > 0 { requests.page(request, block) } else { 0 };
                 want.push(block_score(generation, query, &keys.rows(page, 0, visible), scale));
             }
@@ -104,7 +130,8 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     }
     let difference = first_difference(&floats(machine.bytes(scores)), &want);
     assert_eq!(difference, None, "{architecture} {format:?}");
-    assert_eq!(machine.bytes(device.status), [0; 4]);
+    // Bit 0 of the status word: a page out of range.
+    assert_eq!(machine.bytes(device.status), u32::from(case.broken).to_le_bytes());
 }
 
 #[test]
@@ -130,8 +157,17 @@ fn ranks_score_their_own_pages() {
     }
 }
 
+#[test]
+fn positions_of_their_own_missing_pages_and_scores_by_head() {
+    let lengths = [(3, 300), (2, 140)];
+    check(&Case { lengths: &lengths, positions: true, seed: 6, ..Case::default() });
+    check(&Case { lengths: &lengths, broken: true, seed: 7, ..Case::default() });
+    check(&Case { lengths: &lengths, by_head: true, seed: 8, ..Case::default() });
+}
+
 /// Everything above, for faulty kernels.
 pub(crate) fn all() {
+    positions_of_their_own_missing_pages_and_scores_by_head();
     one_row_of_the_m3_shape();
     ragged_batches_with_speculative_rows();
     splits_scales_and_other_head_counts();

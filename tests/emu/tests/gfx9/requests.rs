@@ -44,6 +44,19 @@ impl Requests {
         Self { lengths: lengths.to_vec(), table, table_stride, pages, positions: None }
     }
 
+    /// Gives every row a position of its own: before the first token, inside, or past the end.
+    pub(crate) fn scatter_positions(&mut self, random: &mut Random) {
+        let rows = self.all_rows();
+        let position =
+            |(request, _): &(usize, usize)| random.below(u64::from(self.lengths[*request].1) + 12) as i32 - 3;
+        self.positions = Some(rows.iter().map(position).collect());
+    }
+
+    /// Makes the table name a page that does not exist.
+    pub(crate) fn break_page(&mut self, request: usize, block: usize) {
+        self.table[request * self.table_stride + block] = self.pages as i32;
+    }
+
     pub(crate) fn rows(&self) -> usize {
         self.lengths.iter().map(|(q, _)| *q as usize).sum()
     }

@@ -49,11 +49,17 @@ pub(crate) fn parameters(op: &Op, batch: Batch, heads: usize, columns: usize) ->
     }
 }
 
+/// Seeds from this on have positions of their own.
+const POSITIONS: u64 = 100;
+
 fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64) {
     for (architecture, _) in ARCHITECTURES {
         let Some(kernel) = kernel("select", "f32", architecture, "radix") else { continue };
         let mut random = Random::new(seed);
-        let requests = Requests::new(lengths, &mut random);
+        let mut requests = Requests::new(lengths, &mut random);
+        if seed >= POSITIONS {
+            requests.scatter_positions(&mut random);
+        }
         let columns = lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).max().unwrap() as usize;
         let scores = random_scores(requests.rows() * heads * columns, &mut random);
         let (lists, k) = (if reduced { 1 } else { heads }, op.geometry.top_k as usize);
@@ -110,12 +116,14 @@ fn forced_blocks_take_slots_by_their_priority() {
 fn order_by_score_and_one_list_for_all_heads() {
     let by_score = Op { order: SelectOrder::ScoreThenOwn, ..op(16, 0, 1) };
     check(&[(1, 3000), (1, 100)], 2, &by_score, false, 6);
+    check(&[(1, 3000), (2, 300)], 1, &Op { order: SelectOrder::ScoreThenOwn, ..op(16, 2, 3) }, false, 9);
     check(&[(2, 3000), (1, 100)], 4, &op(16, 0, 1), true, 7);
 }
 
 #[test]
 fn a_row_that_sees_nothing_selects_nothing() {
     check(&[(3, 2)], 1, &op(16, 0, 1), false, 8);
+    check(&[(4, 900), (3, 300)], 1, &op(16, 0, 1), false, POSITIONS);
 }
 
 #[test]
@@ -124,7 +132,10 @@ pub(crate) fn candidate_keys_are_the_largest_of_a_rank() {
         let Some(kernel) = kernel("candidate_keys", "f32", architecture, "radix") else { continue };
         for (world, rank) in [(1, 0), (3, 0), (3, 2), (8, 7)] {
             let (mut random, op) = (Random::new(9), op(16, 1, 2));
-            let requests = Requests::new(&[(2, 4000), (1, 200)], &mut random);
+            let mut requests = Requests::new(&[(2, 4000), (1, 200)], &mut random);
+            if rank == 2 {
+                requests.scatter_positions(&mut random);
+            }
             let columns = 4000usize.div_ceil(BLOCK).div_ceil(world as usize);
             let scores = random_scores(requests.rows() * columns, &mut random);
             let mut machine = Machine::new(1, Options::default());

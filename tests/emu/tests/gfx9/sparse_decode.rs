@@ -20,6 +20,10 @@ struct Case<'a> {
     scales: bool,
     order: VScaleOrder,
     poison: bool,
+    /// Every row has a position of its own.
+    positions: bool,
+    /// Block 0 of the first request has no page, and every list names blocks that do not exist.
+    broken: bool,
     seed: u64,
 }
 
@@ -35,6 +39,8 @@ impl Default for Case<'_> {
             scales: false,
             order: VScaleOrder::TokenQuad,
             poison: false,
+            positions: false,
+            broken: false,
             seed: 1,
         }
     }
@@ -64,7 +70,10 @@ fn check(case: &Case<'_>) {
 
 fn inputs(case: &Case<'_>, generation: Generation, format: Format) -> Inputs {
     let mut random = Random::new(case.seed);
-    let requests = Requests::new(case.lengths, &mut random);
+    let mut requests = Requests::new(case.lengths, &mut random);
+    if case.positions {
+        requests.scatter_positions(&mut random);
+    }
     let keys = Cache::new(format, generation, &requests, case.kv_heads, VScaleOrder::Linear, &mut random);
     let mut values = Cache::new(format, generation, &requests, case.kv_heads, case.order, &mut random);
     if case.poison {
@@ -76,8 +85,17 @@ fn inputs(case: &Case<'_>, generation: Generation, format: Format) -> Inputs {
     let mut lists = Vec::new();
     for (request, i) in requests.all_rows() {
         for _ in 0..case.kv_heads {
-            lists.extend(list(&requests, request, i, case.slots, &mut random));
+            let mut own = list(&requests, request, i, case.slots, &mut random);
+            if case.broken {
+                own.extend([-7, 1_000_000]);
+                own.rotate_right(2);
+                own.truncate(case.slots);
+            }
+            lists.extend(own);
         }
+    }
+    if case.broken {
+        requests.break_page(0, 0);
     }
     Inputs { requests, keys, values, queries, lists }
 }
@@ -181,7 +199,8 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
         "{architecture} {format:?} lse"
     );
     assert_eq!(first_difference(&got, &want_output), None, "{architecture} {format:?} output");
-    assert_eq!(machine.bytes(device.status), [0; 4]);
+    // Bits 0 and 3 of the status word: a page and a block out of range.
+    assert_eq!(machine.bytes(device.status), (9 * u32::from(case.broken)).to_le_bytes());
 }
 
 fn bf16s(bytes: &[u8]) -> Vec<f32> {
@@ -202,7 +221,7 @@ fn expected(
     let border = |part: usize| case.slots * part / case.splits as usize;
     let blocks: Vec<(Vec<Row>, Vec<Row>)> = list[border(part)..border(part + 1)]
         .iter()
-        .filter(|id| **id >= 0)
+        .filter(|id| **id >= 0 && !(case.broken && (**id > 1000 || (request, **id) == (0, 0))))
         .map(|id| (*id as usize, inputs.requests.visible_in(request, i, *id as usize)))
         .filter(|(_, visible)| *visible > 0)
         .map(|(block, visible)| {
@@ -249,8 +268,16 @@ fn a_nan_value_is_never_lost() {
     check(&Case { poison: true, kv_heads: 1, group: 2, seed: 6, ..Case::default() });
 }
 
+#[test]
+fn positions_of_their_own_and_values_out_of_range() {
+    let lengths = [(3, 300), (2, 140)];
+    check(&Case { lengths: &lengths, positions: true, kv_heads: 1, seed: 7, ..Case::default() });
+    check(&Case { lengths: &lengths, broken: true, kv_heads: 1, slots: 8, seed: 8, ..Case::default() });
+}
+
 /// Everything above, for faulty kernels.
 pub(crate) fn all() {
+    positions_of_their_own_and_values_out_of_range();
     one_row_of_the_m3_group();
     ragged_batches_with_speculative_rows();
     splits_write_partial_states();

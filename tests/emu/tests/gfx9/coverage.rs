@@ -1,0 +1,58 @@
+//! Which instructions the checks execute: every shipped kernel, and nearly all of each.
+
+use msa_emu::gfx9::Kernel;
+
+use crate::rig::{ARCHITECTURES, kernel};
+
+/// Every shipped kernel as (op, formats, trick).
+const KERNELS: [(&str, &str, &str); 12] = [
+    ("append", "bf16", "row"),
+    ("append", "fp8", "row"),
+    ("append", "nvfp4", "row"),
+    ("index_score", "q8k8", "mfma"),
+    ("index_score", "q8k4", "lut"),
+    ("select", "f32", "radix"),
+    ("candidate_keys", "f32", "radix"),
+    ("exchange", "b128", "push"),
+    ("select_merge", "u64", "count"),
+    ("sparse_decode", "q8kv8", "mfma"),
+    ("sparse_decode", "q8kv4", "lut"),
+    ("merge", "f32", "lse"),
+];
+
+/// Instructions of a kernel that no check need execute, of a hundred.
+const LARGEST_GAP: usize = 4;
+
+fn gap(kernel: &Kernel) -> Option<String> {
+    let missed = kernel.not_executed();
+    let allowed = kernel.instructions() * LARGEST_GAP / 100;
+    if missed.len() <= allowed {
+        return None;
+    }
+    let lines: Vec<String> = missed.iter().map(|(address, text)| format!("  {address:#x} {text}")).collect();
+    Some(format!(
+        "{}: {} of {}\n{}",
+        kernel.code().name,
+        missed.len(),
+        kernel.instructions(),
+        lines.join("\n")
+    ))
+}
+
+#[test]
+fn the_checks_execute_every_kernel_and_nearly_every_instruction() {
+    crate::append::all();
+    crate::index_score::all();
+    crate::sparse_decode::all();
+    crate::select::all();
+    crate::select::candidate_keys_are_the_largest_of_a_rank();
+    crate::select_merge::every_number_of_ranks_and_the_longest_lists();
+    crate::context_parallel::all();
+    crate::context_parallel::a_rank_that_does_not_arrive_is_named_and_nobody_hangs();
+    crate::merge::states_merge_as_the_reference_merges_them();
+    let kernels = ARCHITECTURES.iter().flat_map(|(architecture, _)| {
+        KERNELS.iter().filter_map(move |(op, formats, trick)| kernel(op, formats, architecture, trick))
+    });
+    let gaps: Vec<String> = kernels.filter_map(|kernel| gap(&kernel)).collect();
+    assert!(gaps.is_empty(), "not executed:\n{}", gaps.join("\n"));
+}
