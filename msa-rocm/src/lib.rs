@@ -18,6 +18,7 @@ mod images;
 pub mod launch;
 mod module;
 pub mod parameters;
+pub mod plugin;
 mod variants;
 
 pub use backend::{backend, backend_with};

@@ -180,7 +180,7 @@ fn cargo(
 
 /// AMD kernels and their faulty twins, which the tests execute.
 fn rocm_step(root: &Path) -> Result<Outcome, String> {
-    crate::rocm::build_plugin(root, false)?;
+    crate::rocm::build_kernels(root, false)?;
     crate::rocm::build_mutants(root).map(|()| Outcome::Passed)
 }
 

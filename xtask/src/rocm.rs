@@ -2,6 +2,7 @@
 
 mod census;
 mod compile;
+mod library;
 mod mutants;
 mod toolchain;
 
@@ -25,13 +26,25 @@ pub(crate) fn install_toolchain(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// [`build_kernels`], then the library that embeds them, with its manifest, in `target/plugins`.
+///
+/// # Errors
+/// As for [`build_kernels`]; cargo fails.
+pub(crate) fn build_plugin(root: &Path, accept: bool) -> Result<(), String> {
+    build_kernels(root, accept)?;
+    let plugins = target_folder(root).join("plugins");
+    let library = library::build(root, &target_folder(root), &plugins.join("rocm"), &ARCHITECTURES)?;
+    println!("rocm plugin: {}", library.display());
+    Ok(())
+}
+
 /// Compile all kernels for all architectures, compare their census with the committed one, write the artifacts.
 ///
 /// With `accept` the census of the sources is replaced by the one found.
 ///
 /// # Errors
 /// The compiler's message, a build that does not repeat, a kernel that breaks a rule, a census that differs.
-pub(crate) fn build_plugin(root: &Path, accept: bool) -> Result<(), String> {
+pub(crate) fn build_kernels(root: &Path, accept: bool) -> Result<(), String> {
     let target = target_folder(root);
     let toolchain = Toolchain::find_or_install(&target)?;
     let folder = target.join("plugins").join("rocm");
@@ -48,7 +61,7 @@ pub(crate) fn build_plugin(root: &Path, accept: bool) -> Result<(), String> {
     let census = root.join("msa-rocm").join("kernels").join("census");
     census::compare(&kernels, &census, accept)?;
     write_manifest(&folder, &toolchain.version()?, &kernels)?;
-    println!("rocm plugin: {} kernels in {}", kernels.len(), folder.display());
+    println!("rocm kernels: {} in {}", kernels.len(), folder.display());
     Ok(())
 }
 
