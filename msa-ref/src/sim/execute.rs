@@ -57,10 +57,12 @@ pub(crate) fn step(
 ) -> Result<Status> {
     let Op::Step(op) = &plan.op else { return Err(Error::invalid("plan.op", "step", plan.op.name())) };
     let mut status = Status::default();
-    if op.appends {
-        status = status.with(super::append::run(plan, memory, args, extents)?);
-    }
     let (batch, lengths) = Batch::read(memory, args, plan, extents)?;
+    if op.appends {
+        // Rows behind those of the requests are padding: not even their queries are written.
+        let rows = batch.rows().iter().rposition(Option::is_some).map_or(0, |last| last as u64 + 1);
+        status = status.with(super::append::run(plan, memory, args, Extents { rows, ..extents })?);
+    }
     let indices = *required(args, Role::BlockIndices)?;
     let (lists, scored) = scores::select(plan, &op.index, &op.select, memory, args, &batch)?;
     write_lists(memory, &indices, &batch, &lists)?;

@@ -229,6 +229,6 @@ impl HopperJob<'_> {
         let (mut keys, mut values) = (vec![0.0; size], vec![0.0; size]);
         let readable = self.blocks.keys(row.request, kv_head, block, &mut keys)?
             && self.blocks.values(row.request, kv_head, block, &mut values)?;
-        Ok(readable.then(|| DecodeBlock { keys, values, visible: visible as usize }))
+        Ok(readable.then_some(DecodeBlock { keys, values, visible: visible as usize }))
     }
 }
