@@ -44,6 +44,8 @@ pub enum Dot {
     MfmaCdna4Fp8K128 = 14,
     /// `v_mfma_f32_16x16x32_bf16` on gfx950, under the stated assumption.
     MfmaCdna4Bf16K32 = 15,
+    /// `v_mfma_f32_16x16x32_fp8_fp8` on gfx950 (OCP), under the stated assumption.
+    MfmaCdna4Fp8K32 = 16,
 }
 names!(Dot {
     Fma = "fma",
@@ -62,6 +64,7 @@ names!(Dot {
     MfmaCdna3Bf16K16 = "mfma.cdna3.bf16.k16",
     MfmaCdna4Fp8K128 = "mfma.cdna4.fp8.k128",
     MfmaCdna4Bf16K32 = "mfma.cdna4.bf16.k32",
+    MfmaCdna4Fp8K32 = "mfma.cdna4.fp8.k32",
 });
 
 /// Element type in which a product takes its operands.
@@ -193,12 +196,15 @@ pub enum RowSum {
     /// Four partial sums; quad q sums the pairs `16a + 2q`, then the pairs `16a + 8 + 2q`, over a, and adds the two; then
     /// `(q0+q1)+(q2+q3)`.
     QuadTiles = 3,
+    /// Four partial sums, lane group g owns tokens `8g` to `8g+7` of each 32, in order; then `(g0+g1)+(g2+g3)`.
+    GroupsOf8 = 4,
 }
 names!(RowSum {
     Lanes16 = "lanes16",
     QuadPairs = "quad_pairs",
     QuadColumns = "quad_columns",
     QuadTiles = "quad_tiles",
+    GroupsOf8 = "groups_of_8",
 });
 
 /// Type in which P enters the second product, after scaling by `2^scale_log2`.

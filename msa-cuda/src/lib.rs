@@ -1,13 +1,36 @@
 //! NVIDIA kernels of MiniMax Sparse Attention.
 //!
 //! The kernels are compiled by `cargo xtask plugin cuda`, never by a build script, so that this crate builds on a clean clone
-//! without a vendor toolchain. It then holds no kernel, and says so.
+//! without a vendor toolchain. It then holds no kernel, and says so. The CUDA driver is opened at run time; without one, or
+//! without a device, [`backend`] still works and its devices are an error with the reason.
+//!
+//! A plan decides (msa-core), `launch` turns it into grids, and `prepared` obeys.
+
+mod arguments;
+mod backend;
+mod context;
+mod device;
+mod driver;
+mod images;
+mod launch;
+mod memory;
+mod prepared;
+mod stages;
+mod variants;
+
+pub use backend::{backend, open_in_context};
+pub use variants::variants;
 
 /// Why this build can run nothing: the reason that every support query answers with while the kernel table is empty.
 ///
 /// The text ends in the command that puts it right.
 pub fn unavailable_reason() -> &'static str {
     "built without kernels: run cargo xtask plugin cuda"
+}
+
+/// True if kernels are embedded.
+pub fn has_kernels() -> bool {
+    !images::IMAGES.is_empty()
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@
 //! * [`dot_add`]: the one NVIDIA tensor-core algorithm, as a parametrised integer model;
 //! * [`instruction`]: the named instructions, each with its model and its [`Validation`];
 //! * [`tile`]: the same functions over whole M x N tiles at SIMD speed;
-//! * [`cdna3`]: AMD CDNA3 matrix instructions;
+//! * [`cdna3`]: AMD CDNA3 matrix instructions; [`cdna4`]: the assumption about CDNA4;
 //! * [`mufu`]: `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32`;
 //! * [`exp2`], [`log`]: the software exponential and logarithm, equal on GPU and CPU by construction;
 //! * [`qmul4`]: `mul.e4m3x4.e2m1x4.e4m3x4` and NVFP4 dequantisation;
 //! * [`convert`]: NaN canonicalisation, `max.f32`, register packing.
 
 pub mod cdna3;
+pub mod cdna4;
 pub mod convert;
 pub mod dot_add;
 pub mod exp2;

@@ -35,6 +35,7 @@ pub mod attention;
 pub mod batch;
 pub mod block;
 pub mod candidates;
+pub mod cdna;
 pub(crate) mod execute;
 pub mod hopper;
 pub mod index_score;

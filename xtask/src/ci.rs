@@ -53,7 +53,15 @@ const STEPS: &[Step] = &[
     Step::cargo("format", &["fmt", "--all", "--check"]),
     Step::cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     Step::cargo("build", &["build", "--workspace"]),
-    Step::cargo("test", &["test", "--workspace"]),
+    Step { name: "rocm", work: Work::Call(rocm_step) },
+    Step {
+        name: "test",
+        // Kernels were just built: a test that misses them must not pass.
+        work: Work::Cargo {
+            arguments: &["test", "--workspace"],
+            variable: Some(("MSA_REQUIRE_KERNELS", "1")),
+        },
+    },
     Step {
         name: "doc",
         work: Work::Cargo {
@@ -168,6 +176,12 @@ fn cargo(
         true => Ok(Outcome::Passed),
         false => Err(format!("`cargo {}` ended with {status}", arguments.join(" "))),
     }
+}
+
+/// AMD kernels and their faulty twins, which the tests execute.
+fn rocm_step(root: &Path) -> Result<Outcome, String> {
+    crate::rocm::build_plugin(root, false)?;
+    crate::rocm::build_mutants(root).map(|()| Outcome::Passed)
 }
 
 fn tidy_step(root: &Path) -> Result<Outcome, String> {

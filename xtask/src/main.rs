@@ -2,12 +2,14 @@
 
 mod ci;
 mod codegen;
+mod cuda;
+mod rocm;
 mod tidy;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 /// Command line of `cargo xtask`.
 #[derive(Parser)]
@@ -29,6 +31,37 @@ enum Command {
     },
     /// Check the house rules that no compiler knows
     Tidy,
+    /// Find or install the pinned compiler of a vendor's kernels under the target folder
+    Toolchain {
+        /// Vendor
+        vendor: Vendor,
+    },
+    /// Compile a vendor's kernels; ROCm's census is compared here, too
+    Plugin {
+        /// Vendor
+        vendor: Vendor,
+        /// Replace the committed census of ROCm by the one found
+        #[arg(long)]
+        accept: bool,
+        /// Compile the faulty ROCm kernels that the tests must catch, too
+        #[arg(long)]
+        mutants: bool,
+    },
+    /// Compare instruction counts, registers and spills of the built CUDA kernels with the committed ones
+    Census {
+        /// Commit the new numbers
+        #[arg(long)]
+        accept: bool,
+    },
+}
+
+/// Vendors whose kernels are compiled here.
+#[derive(Clone, Copy, ValueEnum)]
+enum Vendor {
+    /// NVIDIA
+    Cuda,
+    /// AMD
+    Rocm,
 }
 
 fn main() -> ExitCode {
@@ -37,6 +70,14 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(&root),
         Command::Codegen { check } => codegen::run(&root, check),
         Command::Tidy => tidy::run(&root),
+        Command::Toolchain { vendor: Vendor::Cuda } => cuda::set_up(&root),
+        Command::Toolchain { vendor: Vendor::Rocm } => rocm::install_toolchain(&root),
+        Command::Plugin { vendor: Vendor::Cuda, .. } => cuda::plugin(&root),
+        Command::Plugin { vendor: Vendor::Rocm, accept, mutants } => {
+            let built = rocm::build_plugin(&root, accept);
+            if mutants { built.and_then(|()| rocm::build_mutants(&root)) } else { built }
+        }
+        Command::Census { accept } => cuda::check_census(&root, accept),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

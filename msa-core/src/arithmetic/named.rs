@@ -32,6 +32,10 @@ pub enum Named {
     HopperPrefillFp8 = 8,
     /// Hopper prefill in bf16, the same schedules through bf16 `wgmma`.
     HopperPrefillBf16 = 9,
+    /// gfx942 decode: both products through FP8 (FNUZ) MFMA, under a published model.
+    Cdna3Decode = 10,
+    /// gfx950 decode: both products through FP8 (OCP) MFMA, under an assumption.
+    Cdna4Decode = 11,
 }
 
 /// Every named arithmetic; the first is the default.
@@ -46,6 +50,8 @@ pub const NAMED: &[Named] = &[
     Named::BlackwellDecodeBf16,
     Named::HopperPrefillFp8,
     Named::HopperPrefillBf16,
+    Named::Cdna3Decode,
+    Named::Cdna4Decode,
 ];
 
 /// The arithmetic called `name`.
@@ -71,6 +77,8 @@ impl Named {
             Self::BlackwellDecodeBf16 => "blackwell_decode_bf16",
             Self::HopperPrefillFp8 => "hopper_prefill_fp8",
             Self::HopperPrefillBf16 => "hopper_prefill_bf16",
+            Self::Cdna3Decode => "cdna3_decode",
+            Self::Cdna4Decode => "cdna4_decode",
         }
     }
 
@@ -87,6 +95,8 @@ impl Named {
             Self::BlackwellDecodeBf16 => (Validation::Assumed, HOPPER_BF16, HOPPER_DECODE_BF16),
             Self::HopperPrefillFp8 => (Validation::Silicon, WGMMA_E4M3, HOPPER_UNION_FP8),
             Self::HopperPrefillBf16 => (Validation::Silicon, WGMMA_BF16, HOPPER_UNION_BF16),
+            Self::Cdna3Decode => (Validation::Public, CDNA3_SCORES, CDNA3_DECODE),
+            Self::Cdna4Decode => (Validation::Assumed, CDNA4_SCORES, CDNA4_DECODE),
         };
         let kv_outer = match self {
             Self::HopperPrefillFp8 => HOPPER_KV_OUTER_FP8,
@@ -149,6 +159,35 @@ const HOPPER_DECODE_BF16: AttentionArithmetic = AttentionArithmetic {
     values: Product { dot: Dot::MmaBf16K16, operand: Operand::Bf16, steps: Steps::contiguous(16) },
     probability: Probability { operand: Operand::Bf16, ..HOPPER_DECODE.probability },
     ..HOPPER_DECODE
+};
+
+/// Lane group g of a wave owns channels 32g..32g+31; a k32 step takes eight of each.
+const CDNA3_SCORES: Product = Product { dot: Dot::MfmaCdna3Fp8K32, operand: Operand::E4m3, steps: QUAD_K32 };
+
+const CDNA4_SCORES: Product =
+    Product { dot: Dot::MfmaCdna4Fp8K128, operand: Operand::E4m3, steps: Steps::contiguous(128) };
+
+/// Four waves of 32 tokens a block, P in FP8 times 2^7 (FNUZ ends at 240), software exponential.
+const CDNA3_DECODE: AttentionArithmetic = AttentionArithmetic {
+    scores: CDNA3_SCORES,
+    values: Product { dot: Dot::MfmaCdna3Fp8K32, operand: Operand::E4m3, steps: Steps::contiguous(32) },
+    parts: 4,
+    tokens_per_update: 32,
+    exp2: Exp2::Polynomial5,
+    reference: Reference::Running,
+    probability: Probability { operand: Operand::E4m3, scale_log2: 7, times_448: false, sum_rounded: false },
+    row_sum: RowSum::GroupsOf8,
+    normalise: Normalise::Divide,
+    promote: false,
+    partial: Operand::F32,
+};
+
+/// The same with P times 2^8 and OCP products.
+const CDNA4_DECODE: AttentionArithmetic = AttentionArithmetic {
+    scores: CDNA4_SCORES,
+    values: Product { dot: Dot::MfmaCdna4Fp8K32, operand: Operand::E4m3, steps: Steps::contiguous(32) },
+    probability: Probability { operand: Operand::E4m3, scale_log2: 8, times_448: false, sum_rounded: false },
+    ..CDNA3_DECODE
 };
 
 const WGMMA_E4M3: Product =

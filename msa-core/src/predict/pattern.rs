@@ -40,10 +40,12 @@ impl Pattern {
         match self {
             Self::Random => {
                 let missed = 1.0 - (k - 1.0) / (blocks - 1.0);
+                // tidy: allow(libm): a prediction, not a result
                 1.0 + (blocks - 1.0) * (1.0 - missed.powf(rows))
             }
             Self::Drift { redraw } => {
                 let draws = (k - 2.0) * redraw * (rows - 1.0);
+                // tidy: allow(libm): a prediction, not a result
                 k + (blocks - k) * (1.0 - (-draws / blocks).exp())
             }
         }

@@ -39,9 +39,14 @@ pub fn half_dot_add<T: Copy + Into<u16>>(operand: Operand, a: &[T], b: &[T], c: 
 ///
 /// `a`, `b`: codes of [`Operand::E4m3Fnuz`], a multiple of 16; `c`: f32 bits.
 pub fn fp8_dot_add<T: Copy + Into<u16>>(a: &[T], b: &[T], c: u32) -> u32 {
+    fp8_dot_add_of(Operand::E4m3Fnuz, a, b, c)
+}
+
+/// [`fp8_dot_add`] over codes of `operand`: CDNA4 takes OCP ones.
+pub(super) fn fp8_dot_add_of<T: Copy + Into<u16>>(operand: Operand, a: &[T], b: &[T], c: u32) -> u32 {
     let groups = a.chunks(FP8_GROUP).zip(b.chunks(FP8_GROUP));
     groups.fold(c, |c, (a, b)| {
-        let terms = Terms::of(Operand::E4m3Fnuz, a, b);
+        let terms = Terms::of(operand, a, b);
         terms.special(c).unwrap_or_else(|| {
             let (even, odd) = (terms.every_second(0).truncated_sum(), terms.every_second(1).truncated_sum());
             add_accumulator(even.plus_floored(odd), c, true)

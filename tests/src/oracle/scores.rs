@@ -104,7 +104,7 @@ pub(super) fn rule(case: &Case) -> Option<SelectRule> {
         && c.nan_rule == NanRule::Lowest
         && c.priority == ForcedPriority::Local
         && c.init_blocks + c.local_blocks <= case.geometry.top_k;
-    told.then(|| SelectRule {
+    told.then_some(SelectRule {
         k: case.geometry.top_k as usize,
         init_blocks: c.init_blocks as usize,
         local_blocks: c.local_blocks as usize,

@@ -1,0 +1,277 @@
+//! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
+//!
+//! `bench [quick]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both, sparse decode.
+
+use cudarc::driver::sys;
+use msa_core::args::{Args, Role};
+use msa_core::backend::{Device, Prepared, Span, Stream};
+use msa_core::cache::{CacheFormat, IndexCache, head_slot};
+use msa_core::error::{Error, Result};
+use msa_core::geometry::Geometry;
+use msa_core::lengths::Lengths;
+use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select};
+use msa_core::plan::PlanOptions;
+use msa_core::tensor::{DType, Tensor};
+
+const REQUESTS: [u64; 4] = [1, 8, 32, 128];
+/// Bytes of the pool of pages that the tables draw from.
+const POOL: u64 = 8 << 30;
+/// Runs in one graph.
+const RUNS: u64 = 24;
+
+fn main() {
+    if let Err(error) = run() {
+        println!("error: {error}");
+        std::process::exit(2);
+    }
+}
+
+fn run() -> Result<()> {
+    let device = msa_cuda::backend().open(0)?;
+    println!("{} driver {}", device.info(), device.info().driver);
+    let bench = Bench::new(&*device)?;
+    for (name, query, keys, precision) in [
+        ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
+        ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),
+        ("fp8 bf16 q", DType::Bf16, CacheFormat::E4m3, ScorePrecision::Faithful),
+        ("nvfp4 faithful", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Faithful),
+        ("nvfp4 fast", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Fast),
+        ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4, ScorePrecision::Faithful),
+        ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
+    ] {
+        let quick = std::env::args().any(|a| a == "quick");
+        for (context, rows) in [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)] {
+            if quick && (context != 131_072 || rows > 1) {
+                continue;
+            }
+            let op = IndexScore { query, keys, precision, ..IndexScore::default() };
+            let mut line = format!("index {name:15} {:4}K q {rows}:", context / 1024);
+            for requests in REQUESTS {
+                let times = bench.index(&op, requests, rows, context)?;
+                line += &format!("  {:7.1} +sel {:7.1}", times.0, times.1);
+            }
+            println!("{line}");
+        }
+    }
+    for (name, query, cache) in [
+        ("fp8", DType::E4m3, CacheFormat::E4m3),
+        ("nvfp4", DType::E4m3, CacheFormat::Nvfp4),
+        ("fp8 bf16 q", DType::Bf16, CacheFormat::E4m3),
+        ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4),
+        ("bf16", DType::Bf16, CacheFormat::Bf16),
+    ] {
+        for splits in [None, Some(1), Some(2), Some(4), Some(8), Some(16)] {
+            let op = Attention { query, cache, ..Attention::default() };
+            let mut line = format!("sparse {name:13} splits {splits:?}:");
+            for requests in REQUESTS {
+                line += &format!("  {:7.1}", bench.decode(&op, requests, splits)?);
+            }
+            println!("{line}");
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    device: &'a dyn Device,
+    pool: u64,
+    inputs: u64,
+    stream: sys::CUstream,
+}
+
+impl<'a> Bench<'a> {
+    fn new(device: &'a dyn Device) -> Result<Self> {
+        let memory = device.memory();
+        let (pool, inputs) = (memory.allocate(POOL)?, memory.allocate(1 << 30)?);
+        let mut state = 88_172_645_463_325_252_u64;
+        let mut piece = vec![0_u8; 64 << 20];
+        for bytes in piece.chunks_exact_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            // Every byte is a finite E4M3, two codes, and half of a bf16 of moderate size.
+            bytes.copy_from_slice(&(state & 0xbfbf_bfbf_bfbf_bfbf | 0x2020_2020_2020_2020).to_le_bytes());
+        }
+        for at in (0..POOL).step_by(piece.len()) {
+            memory.write(pool + at, &piece)?;
+        }
+        memory.write(inputs, &piece)?;
+        let mut stream = std::ptr::null_mut();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the device is open, so the driver is; the primary context is made current for this thread.
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, 0) })?;
+        // SAFETY: as above.
+        check(unsafe { sys::cuCtxSetCurrent(context) })?;
+        // SAFETY: as above.
+        check(unsafe { sys::cuStreamCreate(&mut stream, 1) })?;
+        Ok(Self { device, pool, inputs, stream })
+    }
+
+    /// Times of scoring alone and of scoring with selection.
+    fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<(f64, f64)> {
+        let g = op.geometry;
+        let lengths = Lengths::upto(requests as u32, rows as u32, context as u32)?;
+        let plan = |op: &Op| self.device.plan(op, &lengths, &PlanOptions::default());
+        let score = self.device.prepare(&plan(&Op::IndexScore(op.clone()))?)?;
+        let select = self.device.prepare(&plan(&Op::Select(Select::default()))?)?;
+        let stride = IndexCache::planar(&g, op.keys, 1, 4096)?.key.page_stride;
+        let pages = POOL / stride;
+        let cache = IndexCache::planar(&g, op.keys, pages, self.pool)?;
+        let (t, blocks) = (requests * rows, context / 128);
+        let scores = Tensor::contiguous(self.inputs + (512 << 20), DType::F32, &[t, 4, blocks])?;
+        let batches = self.batches(requests, rows, context, pages)?;
+        let scoring: Vec<Args> = batches
+            .iter()
+            .map(|(batch, table)| {
+                let query = Tensor::contiguous(self.inputs, op.query, &[t, 4, 128]);
+                query.map(|q| {
+                    with_batch(batch, Some(table))
+                        .with(Role::IndexQuery, q)
+                        .with(Role::Scores, scores)
+                        .with_index_cache(cache)
+                })
+            })
+            .collect::<Result<_>>()?;
+        let indices = Tensor::contiguous(self.inputs + (256 << 20), DType::I32, &[t, 4, 16])?;
+        let selecting: Vec<Args> = batches
+            .iter()
+            .map(|(batch, _)| {
+                with_batch(batch, None).with(Role::Scores, scores).with(Role::BlockIndices, indices)
+            })
+            .collect();
+        let alone = self.time(&[(&*score, &scoring)])?;
+        let both = self.time(&[(&*score, &scoring), (&*select, &selecting)])?;
+        Ok((alone, both))
+    }
+
+    fn decode(&self, op: &Attention, requests: u64, splits: Option<u32>) -> Result<f64> {
+        let g = Geometry::M3;
+        let context = 131_072;
+        let lengths = Lengths::upto(requests as u32, 1, context as u32)?;
+        let options = PlanOptions { splits, ..PlanOptions::default() };
+        let prepared =
+            self.device.prepare(&self.device.plan(&Op::SparseDecode(op.clone()), &lengths, &options)?)?;
+        let stride = head_slot(&g, op.cache, 1, 4096)?.key.page_stride;
+        let pages = POOL / stride;
+        let cache = head_slot(&g, op.cache, pages, self.pool)?;
+        let mut args = Vec::new();
+        for (number, (batch, table)) in self.batches(requests, 1, context, pages)?.iter().enumerate() {
+            let lists: Vec<u8> = (0..requests * 4)
+                .flat_map(|list| {
+                    (0..16_u64).map(move |slot| {
+                        if slot == 15 { 1023 } else { slot * 64 + (list * 7 + number as u64 * 13) % 63 }
+                    })
+                })
+                .flat_map(|id| (id as i32).to_le_bytes())
+                .collect();
+            let address = self.device.memory().allocate(lists.len() as u64)?;
+            self.device.memory().write(address, &lists)?;
+            args.push(
+                with_batch(batch, Some(table))
+                    .with(Role::BlockIndices, Tensor::contiguous(address, DType::I32, &[requests, 4, 16])?)
+                    .with(Role::Query, Tensor::contiguous(self.inputs, op.query, &[requests, 64, 128])?)
+                    .with(
+                        Role::Output,
+                        Tensor::contiguous(self.inputs + (256 << 20), DType::Bf16, &[requests, 64, 128])?,
+                    )
+                    .with_kv_cache(cache),
+            );
+        }
+        self.time(&[(&*prepared, &args)])
+    }
+
+    /// Offsets, lengths and a random table for each of the rotated inputs.
+    fn batches(&self, requests: u64, rows: u64, context: u64, pages: u64) -> Result<Vec<(Args, Tensor)>> {
+        let memory = self.device.memory();
+        let put = |values: &[i32]| -> Result<u64> {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let address = memory.allocate(bytes.len() as u64)?;
+            memory.write(address, &bytes)?;
+            Ok(address)
+        };
+        let offsets: Vec<i32> = (0..=requests).map(|r| (r * rows) as i32).collect();
+        let offsets = Tensor::contiguous(put(&offsets)?, DType::I32, &[requests + 1])?;
+        let lengths =
+            Tensor::contiguous(put(&vec![context as i32; requests as usize])?, DType::I32, &[requests])?;
+        let width = context / 128;
+        (0..RUNS.min(8))
+            .map(|number| {
+                let mut state = 12_345 + number;
+                let table: Vec<i32> = (0..requests * width)
+                    .map(|_| {
+                        state = state
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
+                        ((state >> 33) % pages) as i32
+                    })
+                    .collect();
+                let table = Tensor::contiguous(put(&table)?, DType::I32, &[requests, width])?;
+                Ok((Args::new().with(Role::QueryOffsets, offsets).with(Role::KvLengths, lengths), table))
+            })
+            .collect()
+    }
+
+    /// Median microseconds of one run, from replays of a graph of [`RUNS`] runs.
+    fn time(&self, stages: &[(&dyn Prepared, &[Args])]) -> Result<f64> {
+        let workspace = |p: &dyn Prepared| Span {
+            address: self.inputs + (768 << 20),
+            bytes: p.plan().workspace_bytes.max(256),
+        };
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is ours and idle.
+        check(unsafe {
+            sys::cuStreamBeginCapture_v2(
+                self.stream,
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            )
+        })?;
+        for run in 0..RUNS {
+            for (prepared, args) in stages {
+                let args = &args[(run % args.len() as u64) as usize];
+                // SAFETY: every address lives as long as the device.
+                unsafe { prepared.enqueue(Stream(self.stream as u64), args, workspace(*prepared)) }?;
+            }
+        }
+        // SAFETY: the capture began above.
+        check(unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) })?;
+        // SAFETY: the graph is complete.
+        check(unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) })?;
+        let mut times = Vec::new();
+        for round in 0..12 {
+            // SAFETY: the stream is ours.
+            check(unsafe { sys::cuStreamSynchronize(self.stream) })?;
+            let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: the events are ours.
+            check(unsafe { sys::cuEventCreate(&mut begin, 0) })?;
+            // SAFETY: as above.
+            check(unsafe { sys::cuEventCreate(&mut end, 0) })?;
+            // SAFETY: as above.
+            check(unsafe { sys::cuEventRecord(begin, self.stream) })?;
+            // SAFETY: the graph was instantiated above.
+            check(unsafe { sys::cuGraphLaunch(exec, self.stream) })?;
+            // SAFETY: the events are ours.
+            check(unsafe { sys::cuEventRecord(end, self.stream) })?;
+            // SAFETY: as above.
+            check(unsafe { sys::cuEventSynchronize(end) })?;
+            let mut milliseconds = 0.0;
+            // SAFETY: both events are done.
+            check(unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, begin, end) })?;
+            if round >= 3 {
+                times.push(f64::from(milliseconds) * 1e3 / RUNS as f64);
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
+}
+
+fn with_batch(batch: &Args, table: Option<&Tensor>) -> Args {
+    table.map_or_else(|| batch.clone(), |table| batch.clone().with(Role::BlockTable, *table))
+}
+
+fn check(code: sys::CUresult) -> Result<()> {
+    if code == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(Error::Device { code: code as i32, text: format!("{code:?}") })
+}

@@ -1,0 +1,547 @@
+//! Random cases.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use half::bf16;
+use msa_core::args::Role;
+use msa_core::cache::{
+    CacheFormat, IndexCache, KvCache, block_outer, head_slot, interleaved, planar, sglang_row,
+};
+use msa_core::error::Result;
+use msa_core::format::E4m3;
+use msa_core::geometry::{Geometry, Grouping};
+use msa_core::lengths::{Lengths, RequestBound};
+use msa_core::op::{
+    Attention, AttentionOutput, Dequantise, ForcedPriority, IndexScore, LseBase, NanRule, Op, ScorePrecision,
+    Select, SelectOrder,
+};
+use msa_core::plan::PlanOptions;
+use msa_core::tensor::DType;
+
+/// splitmix64.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed ^ 0x9e37_79b9_7f4a_7c15)
+    }
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+    /// About normal, standard deviation 1.
+    pub(crate) fn normal(&mut self) -> f32 {
+        let sum: i64 = (0..4).map(|_| (self.next() >> 40) as i64).sum();
+        (sum - (2 << 24)) as f32 / (9_700_000.0)
+    }
+}
+
+/// One tensor of a case.
+#[derive(Clone)]
+pub(crate) struct Input {
+    pub(crate) role: Role,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: Vec<u8>,
+    /// Bytes added to the row stride.
+    pub(crate) pad: u64,
+}
+
+/// Layout of the cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Layout {
+    Planar,
+    HeadSlot,
+    SglangRow,
+    Interleaved,
+    BlockOuter,
+}
+
+/// One case: op, bounds, inputs, outputs.
+pub(crate) struct Case {
+    pub(crate) op: Op,
+    pub(crate) bounds: Lengths,
+    pub(crate) options: PlanOptions,
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) outputs: Vec<Input>,
+    pub(crate) layout: Layout,
+    pub(crate) pages: u64,
+    pub(crate) null_page: Option<u32>,
+    pub(crate) pool: Vec<u8>,
+    lengths: Vec<(u32, u32)>,
+    special: &'static str,
+}
+
+const PAGE: u32 = 128;
+
+impl Case {
+    pub(crate) fn random(random: &mut Random) -> Self {
+        let heads = random.pick(&[
+            (64, 4, 4),
+            (64, 4, 4),
+            (32, 2, 2),
+            (16, 1, 1),
+            (8, 8, 8),
+            (16, 4, 8),
+            (64, 8, 8),
+            (64, 4, 8),
+            (4, 2, 2),
+        ]);
+        let geometry = Geometry {
+            query_heads: heads.0,
+            kv_heads: heads.1,
+            index_heads: heads.2,
+            top_k: random.pick(&[16, 16, 16, 1, 3, 8, 32, 40, 64]),
+            ..Geometry::M3
+        };
+        match random.below(8) {
+            0..=2 => Self::index(random, geometry),
+            3 => Self::select(random, geometry),
+            _ => Self::decode(random, geometry),
+        }
+    }
+
+    fn index(random: &mut Random, geometry: Geometry) -> Self {
+        let op = IndexScore {
+            geometry,
+            query: random.pick(&[DType::Bf16, DType::E4m3, DType::E4m3]),
+            keys: random.pick(&[
+                CacheFormat::Bf16,
+                CacheFormat::E4m3,
+                CacheFormat::Nvfp4,
+                CacheFormat::Nvfp4,
+            ]),
+            dequantise: random.pick(&[Dequantise::E4m3, Dequantise::E4m3, Dequantise::Exact]),
+            precision: random.pick(&[ScorePrecision::Faithful, ScorePrecision::Fast]),
+            ..IndexScore::default()
+        };
+        let mut case = Self::empty(random, Op::IndexScore(op.clone()), 60);
+        let rows = case.add_batch(random, true);
+        case.add_rows(random, Role::IndexQuery, op.query, rows, geometry.index_heads);
+        case.add_scales(random, &[Role::IndexQueryScale, Role::IndexKeyScale]);
+        let blocks = geometry.blocks(case.bounds.max_kv_len().into()).max(1) + random.below(3);
+        case.add_output(Role::Scores, DType::F32, &[rows, geometry.index_heads.into(), blocks]);
+        let bytes = IndexCache::planar(&geometry, op.keys, case.pages, 4096).map_or(0, |c| c.key.page_stride)
+            * case.pages;
+        case.fill_pool(random, op.keys, bytes);
+        case
+    }
+
+    fn select(random: &mut Random, mut geometry: Geometry) -> Self {
+        geometry.top_k = random.pick(&[16, 16, 4, 40, 64]);
+        let local = 1 + random.below(3) as u32;
+        let op = Select {
+            geometry,
+            grouping: random.pick(&[Grouping::PerHead, Grouping::PerHead, Grouping::Reduced]),
+            init_blocks: random.pick(&[0, 0, 1, 4]),
+            local_blocks: local.min(geometry.top_k),
+            forced_priority: random.pick(&[ForcedPriority::Local, ForcedPriority::Init]),
+            nan_rule: random.pick(&[NanRule::Lowest, NanRule::Lowest, NanRule::Highest]),
+            order: random.pick(&[SelectOrder::Ascending, SelectOrder::Ascending, SelectOrder::ScoreThenOwn]),
+            ..Select::default()
+        };
+        let most = random.pick(&[40, 300, 1024, 4096, 9000, 60_000]);
+        let mut case = Self::empty(random, Op::Select(op.clone()), most);
+        let rows = case.add_batch(random, false);
+        let blocks = geometry.blocks(case.bounds.max_kv_len().into()).max(1);
+        let scores = case.random_scores(random, rows * u64::from(geometry.index_heads), blocks);
+        case.inputs.push(Input {
+            role: Role::Scores,
+            dtype: DType::F32,
+            shape: vec![rows, geometry.index_heads.into(), blocks],
+            bytes: scores,
+            pad: 0,
+        });
+        case.add_output(Role::BlockIndices, DType::I32, &[rows, op.lists().into(), geometry.top_k.into()]);
+        case
+    }
+
+    fn decode(random: &mut Random, geometry: Geometry) -> Self {
+        let op = Attention {
+            geometry,
+            query: random.pick(&[DType::Bf16, DType::E4m3]),
+            cache: random.pick(&[
+                CacheFormat::Bf16,
+                CacheFormat::E4m3,
+                CacheFormat::Nvfp4,
+                CacheFormat::Nvfp4,
+            ]),
+            softmax_scale: random.pick(&[0.0, 0.0, 0.3, 0.01]),
+            grouping: random.pick(&[
+                Grouping::PerHead,
+                Grouping::PerHead,
+                Grouping::PerHead,
+                Grouping::Reduced,
+            ]),
+            output: AttentionOutput {
+                dtype: random.pick(&[DType::Bf16, DType::Bf16, DType::F16, DType::F32]),
+                lse: random.chance(60),
+                lse_base: random.pick(&[LseBase::Natural, LseBase::Two]),
+                partial: DType::F32,
+            },
+            ..Attention::default()
+        };
+        let mut case = Self::empty(random, Op::SparseDecode(op.clone()), 40);
+        case.options.splits = random
+            .pick(&[None, None, None, Some(1), Some(2), Some(5), Some(16), Some(40)])
+            .filter(|&s| s <= geometry.top_k);
+        let rows = case.add_batch(random, true);
+        case.add_rows(random, Role::Query, op.query, rows, geometry.query_heads);
+        case.add_scales(random, &[Role::QueryScale, Role::KeyScale, Role::ValueScale]);
+        let lists = if op.grouping == Grouping::Reduced { 1 } else { geometry.index_heads };
+        case.add_lists(random, rows, lists, geometry.top_k);
+        case.add_output(Role::Output, op.output.dtype, &[rows, geometry.query_heads.into(), 128]);
+        if op.output.lse {
+            case.add_output(Role::Lse, DType::F32, &[rows, geometry.query_heads.into()]);
+        }
+        let layouts =
+            [Layout::Planar, Layout::HeadSlot, Layout::SglangRow, Layout::Interleaved, Layout::BlockOuter];
+        case.layout = random.pick(&layouts);
+        if case.layout == Layout::Interleaved && op.cache == CacheFormat::Nvfp4 {
+            case.layout = Layout::HeadSlot;
+        }
+        let bytes = case.kv_cache(4096).map_or(0, |c| c.key.page_stride) * case.pages;
+        case.fill_pool(random, op.cache, bytes);
+        case
+    }
+
+    fn empty(random: &mut Random, op: Op, most_blocks: u64) -> Self {
+        let requests = 1 + random.below(5);
+        let q = random.pick(&[1, 1, 2, 4, 8]);
+        let mut lengths = Vec::new();
+        for _ in 0..requests {
+            let tokens = match random.below(6) {
+                0 => random.below(3) * 128 + random.below(3),
+                1 => random.below(300),
+                _ => random.below(most_blocks * 128),
+            };
+            let rows = if random.chance(15) { random.below(q + 1) } else { q };
+            lengths.push((rows as u32, tokens as u32));
+        }
+        let slack = random.below(2) as u32;
+        let bounds = lengths
+            .iter()
+            .map(|&(r, t)| RequestBound { query_len: (q as u32).max(r), kv_len: t + slack * 200 });
+        let bounds = Lengths::new(bounds).unwrap_or_else(|_| Lengths::default());
+        let blocks: u64 = lengths.iter().map(|l| u64::from(l.1.div_ceil(PAGE))).sum();
+        Self {
+            op,
+            bounds,
+            options: PlanOptions { workspace_cap: Some(1 << 30), ..PlanOptions::default() },
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            layout: Layout::Planar,
+            pages: blocks + 3,
+            null_page: random.chance(10).then(|| random.below(blocks + 3) as u32),
+            pool: Vec::new(),
+            lengths,
+            special: random.pick(&["", "", "", "nan", "positions", "bad page", "bad length"]),
+        }
+    }
+
+    /// Offsets, lengths, tables and sometimes positions; the number of rows, padding included.
+    fn add_batch(&mut self, random: &mut Random, paged: bool) -> u64 {
+        let mut offsets = vec![0_i32];
+        for &(rows, _) in &self.lengths {
+            offsets.push(offsets.last().copied().unwrap_or(0) + rows as i32);
+        }
+        let total = offsets.last().copied().unwrap_or(0) as u64;
+        let rows = (total + random.below(3)).min(self.bounds.rows()).max(1);
+        let mut tokens: Vec<i32> = self.lengths.iter().map(|l| l.1 as i32).collect();
+        if self.special == "bad length" {
+            let victim = random.below(tokens.len() as u64) as usize;
+            tokens[victim] = random.pick(&[-5, 1 << 28]);
+        }
+        self.add_i32(Role::QueryOffsets, &[offsets.len() as u64], &offsets);
+        self.add_i32(Role::KvLengths, &[tokens.len() as u64], &tokens);
+        if self.special == "positions" {
+            let longest = u64::from(self.bounds.max_kv_len());
+            let positions: Vec<i32> = (0..rows).map(|_| random.below(longest + 20) as i32 - 5).collect();
+            self.add_i32(Role::Positions, &[rows], &positions);
+        }
+        if paged {
+            self.add_table(random);
+        }
+        rows
+    }
+
+    fn add_table(&mut self, random: &mut Random) {
+        let width = u64::from(self.bounds.max_kv_len()).div_ceil(128).max(1);
+        let mut ids: Vec<i32> = (0..self.pages as i32).collect();
+        for i in (1..ids.len()).rev() {
+            ids.swap(i, random.below(i as u64 + 1) as usize);
+        }
+        let mut table = vec![-7_i32; (width * self.lengths.len() as u64) as usize];
+        let mut next = ids.into_iter();
+        for (request, &(_, tokens)) in self.lengths.iter().enumerate() {
+            for page in 0..u64::from(tokens.div_ceil(PAGE)) {
+                table[request * width as usize + page as usize] = next.next().unwrap_or(0);
+            }
+        }
+        if self.special == "bad page" && !table.is_empty() {
+            let victim = random.below(table.len() as u64) as usize;
+            table[victim] = random.pick(&[-1, 1 << 30]);
+        }
+        self.add_i32(Role::BlockTable, &[self.lengths.len() as u64, width], &table);
+    }
+
+    fn add_i32(&mut self, role: Role, shape: &[u64], values: &[i32]) {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.inputs.push(Input { role, dtype: DType::I32, shape: shape.to_vec(), bytes, pad: 0 });
+    }
+
+    fn add_rows(&mut self, random: &mut Random, role: Role, dtype: DType, rows: u64, heads: u32) {
+        let count = rows * u64::from(heads) * 128;
+        let nan = self.special == "nan";
+        let bytes = elements(random, dtype, count, nan);
+        let pad = random.pick(&[0, 0, 16, 256]);
+        self.inputs.push(Input { role, dtype, shape: vec![rows, heads.into(), 128], bytes, pad });
+    }
+
+    fn add_scales(&mut self, random: &mut Random, roles: &[Role]) {
+        for &role in roles {
+            if random.chance(30) {
+                let value = 0.25 + random.below(1000) as f32 / 700.0;
+                let bytes = value.to_le_bytes().to_vec();
+                self.inputs.push(Input { role, dtype: DType::F32, shape: vec![1], bytes, pad: 0 });
+            }
+        }
+    }
+
+    fn add_output(&mut self, role: Role, dtype: DType, shape: &[u64]) {
+        let count: u64 = shape.iter().product::<u64>() * dtype.bytes();
+        self.outputs.push(Input {
+            role,
+            dtype,
+            shape: shape.to_vec(),
+            bytes: vec![0xa5; count as usize],
+            pad: 0,
+        });
+    }
+
+    fn add_lists(&mut self, random: &mut Random, rows: u64, lists: u32, k: u32) {
+        let request_of: Vec<u32> =
+            self.lengths.iter().flat_map(|l| std::iter::repeat_n(l.1, l.0 as usize)).collect();
+        let style = random.below(4);
+        let mut all = Vec::new();
+        for row in 0..rows {
+            let tokens = request_of.get(row as usize).copied().unwrap_or(300);
+            for _ in 0..lists {
+                all.extend(random_list(random, style, tokens.div_ceil(PAGE), k));
+            }
+        }
+        self.add_i32(Role::BlockIndices, &[rows, lists.into(), k.into()], &all);
+    }
+
+    fn random_scores(&self, random: &mut Random, lists: u64, blocks: u64) -> Vec<u8> {
+        let style = random.below(6);
+        let nan = self.special == "nan";
+        let mut bytes = Vec::with_capacity((lists * blocks * 4) as usize);
+        for _ in 0..lists {
+            for block in 0..blocks {
+                let value = match style {
+                    0 => 1.0,
+                    1 => (random.below(3) as f32) - 1.0,
+                    2 => block as f32,
+                    3 => {
+                        if block % 16 == 5 {
+                            1000.0 + block as f32
+                        } else {
+                            -1.0
+                        }
+                    }
+                    4 => {
+                        if random.chance(2) {
+                            random.normal()
+                        } else {
+                            f32::NEG_INFINITY
+                        }
+                    }
+                    _ => random.normal(),
+                };
+                let value = if nan && random.chance(3) { f32::NAN } else { value };
+                bytes.extend((if random.chance(1) { -0.0 } else { value }).to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    fn fill_pool(&mut self, random: &mut Random, format: CacheFormat, bytes: u64) {
+        let dtype = format.dtype();
+        let count = bytes / dtype.bytes();
+        self.pool = match format {
+            // Codes and scales of a pool are not told apart: every byte is a moderate scale, and any byte is two codes.
+            CacheFormat::Nvfp4 => (0..count)
+                .map(|_| 0x20 + random.below(40) as u8 + 0x80 * u8::from(random.chance(3)))
+                .collect(),
+            _ => elements(random, dtype, count, self.special == "nan"),
+        };
+        if self.special == "nan" && format == CacheFormat::Nvfp4 {
+            for _ in 0..bytes / 3000 {
+                let at = random.below(bytes) as usize;
+                self.pool[at] = 0x7f;
+            }
+        }
+        self.poison_tails(random);
+    }
+
+    /// Everything past the end of each request is NaN.
+    fn poison_tails(&mut self, _: &mut Random) {
+        let Some(table) = self.inputs.iter().find(|i| i.role == Role::BlockTable) else { return };
+        let width = table.shape[1] as usize;
+        let ids: Vec<i32> =
+            table.bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let geometry = *self.op.geometry();
+        for (request, &(_, tokens)) in self.lengths.iter().enumerate() {
+            if tokens % PAGE == 0 {
+                continue;
+            }
+            let Some(&page) = ids.get(request * width + (tokens / PAGE) as usize) else { continue };
+            if page < 0 || page as u64 >= self.pages {
+                continue;
+            }
+            for component in self.components(&geometry) {
+                let (view, row) = component;
+                for head in
+                    0..if matches!(self.op, Op::IndexScore(_)) { 1 } else { u64::from(geometry.kv_heads) }
+                {
+                    for token in u64::from(tokens % PAGE)..u64::from(PAGE) {
+                        let at = view.address - 4096
+                            + page as u64 * view.page_stride
+                            + head * view.head_stride
+                            + token * view.token_stride;
+                        let at = at as usize;
+                        self.pool[at..at + row as usize].fill(0xff);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Data and linear scale views with the bytes of a row, for a pool at 4096.
+    fn components(&self, geometry: &Geometry) -> Vec<(msa_core::cache::View, u64)> {
+        match &self.op {
+            Op::IndexScore(op) => IndexCache::planar(geometry, op.keys, self.pages, 4096)
+                .map(|c| c.components(geometry).iter().map(|c| (c.view, c.row_bytes)).collect())
+                .unwrap_or_default(),
+            _ => self
+                .kv_cache(4096)
+                .map(|c| {
+                    let linear = c.v_scale_order == msa_core::cache::VScaleOrder::Linear;
+                    let all = c.components(geometry);
+                    all.iter()
+                        .filter(|c| c.name != "value_scale" || linear)
+                        .map(|c| (c.view, c.row_bytes))
+                        .collect()
+                })
+                .unwrap_or_default(),
+        }
+    }
+
+    pub(crate) fn kv_cache(&self, address: u64) -> Result<KvCache> {
+        let Op::SparseDecode(op) = &self.op else {
+            return planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
+        };
+        let (g, f, n) = (&op.geometry, op.cache, self.pages);
+        let cache = match self.layout {
+            Layout::Planar => planar(g, f, n, address),
+            Layout::HeadSlot => head_slot(g, f, n, address),
+            Layout::SglangRow => sglang_row(g, f, n, address),
+            Layout::Interleaved => interleaved(g, f, n, address),
+            Layout::BlockOuter => block_outer(g, f, CacheFormat::E4m3, n, address, 2, 0).map(|c| c.0),
+        }?;
+        Ok(KvCache { null_page: self.null_page, ..cache })
+    }
+
+    pub(crate) fn index_cache(&self, address: u64) -> Result<IndexCache> {
+        let Op::IndexScore(op) = &self.op else {
+            return IndexCache::planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
+        };
+        let cache = IndexCache::planar(&op.geometry, op.keys, self.pages, address)?;
+        Ok(IndexCache { null_page: self.null_page, ..cache })
+    }
+
+    pub(crate) fn count(&self, hits: &mut BTreeMap<String, u64>) {
+        let g = self.op.geometry();
+        let mut hit = |what: String| *hits.entry(what).or_default() += 1;
+        hit(format!("{} group {}", self.op.name(), g.group()));
+        hit(format!("{} k {}", self.op.name(), g.top_k));
+        hit(format!("{} q_len {}", self.op.name(), self.bounds.max_query_len()));
+        hit(format!("{} special '{}'", self.op.name(), self.special));
+        hit(format!("{} layout {:?}", self.op.name(), self.layout));
+        hit(format!("{} longest 2^{}", self.op.name(), (self.bounds.max_kv_len() + 1).ilog2()));
+        if self.lengths.iter().any(|l| l.0 == 0 || l.1 == 0) {
+            hit(format!("{} with an empty request", self.op.name()));
+        }
+        if let Some(splits) = self.options.splits {
+            hit(format!("{} splits {splits}", self.op.name()));
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} lengths {:?} layout {:?} null {:?} special '{}' options {:?}",
+            self.op, self.lengths, self.layout, self.null_page, self.special, self.options.splits
+        )
+    }
+}
+
+/// Ascending ids as selection writes them, holes, any order, blocks that are not there; sometimes one twice.
+fn random_list(random: &mut Random, style: u64, blocks: u32, k: u32) -> Vec<i32> {
+    let mut ids: Vec<i32> = (0..blocks as i32 + if style == 3 { 2 } else { 0 }).collect();
+    for i in (1..ids.len()).rev() {
+        ids.swap(i, random.below(i as u64 + 1) as usize);
+    }
+    ids.truncate(k as usize);
+    if style == 0 || style == 1 {
+        ids.sort_unstable();
+    }
+    ids.resize(k as usize, -1);
+    if style == 2 {
+        let at = random.below(u64::from(k)) as usize;
+        ids[at] = -1;
+        ids.rotate_left(random.below(u64::from(k)) as usize);
+    }
+    if style == 3 && random.chance(20) && k > 1 {
+        ids[(k - 1) as usize] = ids[0];
+    }
+    ids
+}
+
+fn elements(random: &mut Random, dtype: DType, count: u64, nan: bool) -> Vec<u8> {
+    let scale = random.pick(&[1.0, 1.0, 4.0, 0.05]);
+    match dtype {
+        DType::Bf16 => {
+            let mut value = || {
+                if nan && random.chance(1) && random.chance(2) { f32::NAN } else { random.normal() * scale }
+            };
+            (0..count).flat_map(|_| bf16::from_f32(value()).to_le_bytes()).collect()
+        }
+        _ => {
+            let mut value = || {
+                if nan && random.chance(1) && random.chance(2) {
+                    0x7f
+                } else {
+                    E4m3::from_f32_rne_satfinite(random.normal() * scale).to_bits()
+                }
+            };
+            (0..count).map(|_| value()).collect()
+        }
+    }
+}

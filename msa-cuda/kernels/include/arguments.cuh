@@ -1,0 +1,86 @@
+// Kernel arguments. Every structure has a twin in msa-cuda/src/arguments.rs; sizes and offsets are asserted on both sides.
+#pragma once
+
+#include <stdint.h>
+
+namespace msa {
+
+// Bits of the status word, as in msa_core::backend::Status.
+constexpr uint32_t STATUS_PAGE = 1u << 0, STATUS_SLOT = 1u << 1, STATUS_LENGTH = 1u << 2, STATUS_BLOCK = 1u << 3,
+                   STATUS_DUPLICATE = 1u << 4, STATUS_NAN = 1u << 5, STATUS_POSITION = 1u << 6;
+
+// Tokens of a block and of a page.
+constexpr int BLOCK = 128;
+// Channels of a head.
+constexpr int CHANNELS = 128;
+
+// One component of a paged cache; strides in bytes, multiples of 16.
+struct View {
+  uint64_t address, page_stride, head_stride, token_stride;
+};
+
+// The device-resident description of a batch.
+struct Batch {
+  const int32_t* query_offsets;  // [requests + 1]
+  const int32_t* kv_lengths;     // [requests]
+  const int32_t* positions;      // [rows], or null for kv_len - count + i
+  const int32_t* block_table;    // [requests][table_stride]
+  const uint32_t* bounds;        // [requests][2]: most query rows, most tokens
+  uint32_t* status;
+  uint64_t table_stride;         // elements
+  uint64_t pages;
+  int64_t null_page;             // -1 if there is none
+  uint32_t table_width, requests, rows, max_query;
+};
+
+struct IndexArguments {
+  Batch batch;
+  View key, scale;
+  const uint8_t* query;  // [rows][heads][128]
+  uint64_t query_row, query_head;
+  uint8_t* scores;       // [rows][heads][blocks] f32
+  uint64_t scores_row, scores_head;
+  const float* query_factor;  // tensor scales, null for 1
+  const float* key_factor;
+  uint32_t blocks, heads, query_is_e4m3, exact;
+  uint32_t one, pad;  // f16x2 1.0
+};
+
+struct SelectArguments {
+  Batch batch;
+  const uint8_t* scores;  // [rows][heads][blocks] f32
+  uint64_t scores_row, scores_head;
+  uint8_t* indices;       // [rows][lists][k] i32
+  uint64_t indices_row, indices_list;
+  uint32_t blocks, heads, lists, k;
+  uint32_t init_blocks, local_blocks, init_first, nan_highest;
+  uint32_t score_order, pad;
+};
+
+struct DecodeArguments {
+  Batch batch;
+  View key, value, key_scale, value_scale;
+  const uint8_t* query;  // [rows][query heads][128]
+  uint64_t query_row, query_head;
+  uint8_t* output;       // [rows][query heads][128]
+  uint64_t output_row, output_head;
+  uint8_t* lse;          // [rows][query heads] f32, or null
+  uint64_t lse_row, lse_head;
+  const uint8_t* indices;  // [rows][lists][k] i32
+  uint64_t indices_row, indices_list;
+  const uint2* parts;    // [requests][splits]: first slot, one past the last
+  const float* query_factor;  // tensor scales, null for 1
+  const float* key_factor;
+  const float* value_factor;
+  float* partial_outputs;  // [rows][splits][query heads][128], only for more splits than a cluster has blocks
+  float* partial_states;   // [rows][splits][query heads][2]: maximum, sum
+  float softmax_scale;
+  uint32_t k, groups, group_heads, heads_per_kv, lists, splits;
+  uint32_t query_is_e4m3, output_type, lse_base_two, v_scale_linear;
+  uint32_t one, combine_in_workspace, pad;
+};
+
+static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
+static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
+
+}  // namespace msa

@@ -1,0 +1,49 @@
+// Requests, rows and pages: device-resident values are bounded here and nowhere else.
+#pragma once
+
+#include "arguments.cuh"
+#include "ptx.cuh"
+
+namespace msa {
+
+struct Request {
+  int first_row, rows, tokens;
+};
+
+MSA_DEVICE void raise(const Batch& batch, uint32_t bit) { atomicOr(batch.status, bit); }
+
+// A request whose offsets or length are out of range is empty; its rows are not touched.
+MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
+  const int begin = batch.query_offsets[request], end = batch.query_offsets[request + 1], tokens = batch.kv_lengths[request];
+  const uint2 bound = ((const uint2*)batch.bounds)[request];
+  const bool ordered = 0 <= begin && begin <= end && (uint32_t)end <= batch.rows;
+  const bool bounded = tokens >= 0 && (uint32_t)tokens <= bound.y && (int64_t)end - begin <= (int64_t)bound.x;
+  if (!(ordered && bounded)) {
+    if (report) raise(batch, STATUS_LENGTH);
+    return {0, 0, 0};
+  }
+  return {begin, end - begin, tokens};
+}
+
+// Tokens that row `i` of the request sees: 0 to tokens.
+MSA_DEVICE int visible_tokens(const Batch& batch, const Request& request, int i) {
+  int64_t position = batch.positions ? (int64_t)batch.positions[request.first_row + i]
+                                     : (int64_t)request.tokens - request.rows + i;
+  int64_t visible = position + 1;
+  return (int)(visible < 0 ? 0 : visible > request.tokens ? request.tokens : visible);
+}
+
+// Physical page of a logical page, or -1 if it must not be read.
+MSA_DEVICE int64_t physical_page(const Batch& batch, int request, uint32_t page) {
+  int64_t id = -1;
+  if (page < batch.table_width) id = batch.block_table[(uint64_t)request * batch.table_stride + page];
+  if (id < 0 || (uint64_t)id >= batch.pages) {
+    raise(batch, STATUS_PAGE);
+    return -1;
+  }
+  return id == batch.null_page ? -1 : id;
+}
+
+MSA_DEVICE float scale_or_one(const float* scale) { return scale ? *scale : 1.0f; }
+
+}  // namespace msa

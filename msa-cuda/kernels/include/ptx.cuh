@@ -1,0 +1,164 @@
+// Inline PTX: one function an instruction, no policy. Rounding is always spelled out, so nothing is contracted.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+namespace msa {
+
+#define MSA_DEVICE __device__ __forceinline__
+
+constexpr uint32_t FULL_WARP = 0xffffffffu;
+
+// ---- shared memory ----
+MSA_DEVICE uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+MSA_DEVICE uint32_t load_shared_8(uint32_t a) {
+  uint32_t r;
+  asm volatile("ld.shared.u8 %0,[%1];" : "=r"(r) : "r"(a) : "memory");
+  return r;
+}
+MSA_DEVICE uint32_t load_shared_32(uint32_t a) {
+  uint32_t r;
+  asm volatile("ld.shared.u32 %0,[%1];" : "=r"(r) : "r"(a) : "memory");
+  return r;
+}
+MSA_DEVICE uint2 load_shared_64(uint32_t a) {
+  uint2 r;
+  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(r.x), "=r"(r.y) : "r"(a) : "memory");
+  return r;
+}
+MSA_DEVICE uint4 load_shared_128(uint32_t a) {
+  uint4 r;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(a) : "memory");
+  return r;
+}
+MSA_DEVICE float load_shared_float(uint32_t a) { return __uint_as_float(load_shared_32(a)); }
+MSA_DEVICE void store_shared_32(uint32_t a, uint32_t v) {
+  asm volatile("st.shared.u32 [%0],%1;" ::"r"(a), "r"(v) : "memory");
+}
+MSA_DEVICE void store_shared_64(uint32_t a, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0],{%1,%2};" ::"r"(a), "r"(v.x), "r"(v.y) : "memory");
+}
+MSA_DEVICE void store_shared_128(uint32_t a, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+MSA_DEVICE void store_shared_float(uint32_t a, float v) { store_shared_32(a, __float_as_uint(v)); }
+
+// ---- clusters: shared memory of another block ----
+MSA_DEVICE uint32_t map_shared_rank(uint32_t a, uint32_t rank) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(rank));
+  return r;
+}
+MSA_DEVICE float load_cluster_float(uint32_t a) {
+  float r;
+  asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(r) : "r"(a) : "memory");
+  return r;
+}
+MSA_DEVICE float4 load_cluster_float4(uint32_t a) {
+  float4 r;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3},[%4];"
+               : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "r"(a) : "memory");
+  return r;
+}
+MSA_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// ---- barriers and bulk copies ----
+MSA_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+MSA_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Arrives once and announces the bytes of the copies that follow; zero bytes complete the phase at once.
+MSA_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+MSA_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared.b64 done,[%0],%1;\n@done bra DONE;\nbra AGAIN;\nDONE:\n}"
+      ::"r"(barrier), "r"(parity) : "memory");
+}
+// Source, destination and size are multiples of 16 bytes.
+MSA_DEVICE void bulk_copy(uint32_t destination, const uint8_t* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
+               ::"r"(destination), "l"(source), "r"(bytes), "r"(barrier) : "memory");
+}
+MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- programmatic dependent launch ----
+// Every kernel waits before its first access to memory that an earlier kernel may write, and lets its successor start early.
+MSA_DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+MSA_DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// ---- bytes and conversions; exact unless a rounding is named ----
+MSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t r;
+  asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+  return r;
+}
+MSA_DEVICE uint32_t e4m3x2_low_to_f16x2(uint32_t v) {
+  uint32_t r;
+  asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.rn.f16x2.e4m3x2 %0,l;}" : "=r"(r) : "r"(v));
+  return r;
+}
+MSA_DEVICE uint32_t e4m3x2_high_to_f16x2(uint32_t v) {
+  uint32_t r;
+  asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.rn.f16x2.e4m3x2 %0,h;}" : "=r"(r) : "r"(v));
+  return r;
+}
+MSA_DEVICE uint32_t multiply_f16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+MSA_DEVICE uint32_t f16x2_to_e4m3x2(uint32_t a) {
+  uint16_t r;
+  asm("cvt.rn.satfinite.e4m3x2.f16x2 %0,%1;" : "=h"(r) : "r"(a));
+  return r;
+}
+MSA_DEVICE uint32_t to_f16x2(float high, float low) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+MSA_DEVICE uint32_t to_bf16x2(float high, float low) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+MSA_DEVICE float f16_low_to_float(uint32_t v) {
+  float r;
+  asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,l;}" : "=f"(r) : "r"(v));
+  return r;
+}
+MSA_DEVICE float f16_high_to_float(uint32_t v) {
+  float r;
+  asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,h;}" : "=f"(r) : "r"(v));
+  return r;
+}
+// f16 pairs that came from E4M3 are exact in bf16; NaN becomes 0x7fff.
+MSA_DEVICE uint32_t f16x2_to_bf16x2(uint32_t v) { return to_bf16x2(f16_high_to_float(v), f16_low_to_float(v)); }
+
+// 2^x by the multi-function unit: one MUFU.EX2, subnormal results flushed.
+MSA_DEVICE float exp2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+// ---- matrix products ----
+enum class Mma { F16, BF16 };
+
+// D += A B, m16n8k16, f32 accumulation.
+template <Mma M>
+MSA_DEVICE void mma_k16(float* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  if constexpr (M == Mma::F16)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+}  // namespace msa

@@ -1,0 +1,42 @@
+// wgmma m64nNk32 e4m3: keys (A) from registers, queries (B) from shared memory without swizzle. sm_90a only.
+#pragma once
+
+#include "ptx.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+namespace msa {
+
+// 8 rows of 16 bytes a core matrix; core matrices along K are 128 bytes apart, along N 1024.
+MSA_DEVICE uint64_t query_descriptor(uint32_t address) {
+  return (uint64_t)((address & 0x3ffff) >> 4) | ((uint64_t)(128 >> 4) << 16) | ((uint64_t)(1024 >> 4) << 32);
+}
+MSA_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+MSA_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+MSA_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+
+#define MSA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define MSA_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+// D (+)= A B over 32 channels, N = 8 * NT; `accumulate` false starts from +0.
+template <int NT>
+MSA_DEVICE void wgmma_e4m3(float* d, const uint32_t* a, uint64_t b, int accumulate) {
+  if constexpr (NT == 1)
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p,%9,0; wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},%8,p,1,1;}"
+        : MSA_D4(0) : MSA_A4, "l"(b), "r"(accumulate));
+  else if constexpr (NT == 2)
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p,%13,0; wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p,1,1;}"
+        : MSA_D4(0), MSA_D4(4) : MSA_A4, "l"(b), "r"(accumulate));
+  else
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p,%21,0; wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1;}"
+        : MSA_D4(0), MSA_D4(4), MSA_D4(8), MSA_D4(12) : MSA_A4, "l"(b), "r"(accumulate));
+}
+
+}  // namespace msa
+#endif

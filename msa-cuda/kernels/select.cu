@@ -1,0 +1,184 @@
+// select: the k best blocks of one (row, list), exactly; one block of threads a list.
+//
+// Every candidate has a unique 64-bit key (msa_core::candidate), so the order is total and ties cost nothing. GROUPS maxima
+// over interleaved ids bound the k-th best key from below; the few candidates at or above the bound are ranked by counting.
+// Should they not fit (scores arranged against the interleaving), the bound is raised by bisection over key space.
+#include "include/batch.cuh"
+
+namespace msa {
+
+constexpr int CAPACITY = 1024, MAX_TOP_K = 64;
+
+// Bits of a score whose unsigned order is score order: NaN as -inf, -0 as +0.
+MSA_DEVICE uint32_t ordered_bits(float score) {
+  uint32_t x = __float_as_uint(__fadd_rn(score, 0.0f));
+  if ((x & 0x7fffffffu) > 0x7f800000u) x = 0xff800000u;
+  return x & 0x80000000u ? ~x : x | 0x80000000u;
+}
+
+MSA_DEVICE uint64_t candidate_key(uint32_t rank, int block, bool forced) {
+  return ((uint64_t)forced << 63) | ((uint64_t)rank << 31) | ((uint64_t)(uint16_t)~block << 1) | 1;
+}
+
+// How strongly a forced block is forced, in place of its score; negative if it is not forced.
+MSA_DEVICE float force(const SelectArguments& p, int block, int own) {
+  const int distance = own - block;
+  if (distance == 0) return INFINITY;
+  float strength = -1.f;
+  if (block < (int)p.init_blocks) strength = p.init_first ? 128.f : 0.f;
+  if (distance < (int)p.local_blocks) strength = fmaxf(strength, (float)((p.init_first ? 0 : 128) + 64 - distance));
+  return strength;
+}
+
+struct Candidates {
+  const SelectArguments& p;
+  const uint8_t* scores;  // of the row
+  int list, own;
+
+  MSA_DEVICE float score(int block) const {
+    if (p.lists == p.heads) return ((const float*)(scores + (uint64_t)list * p.scores_head))[block];
+    float most = -INFINITY;  // one list for all heads; NaN is ignored
+    for (int h = 0; h < (int)p.heads; h++) most = fmaxf(most, ((const float*)(scores + (uint64_t)h * p.scores_head))[block]);
+    return most;
+  }
+  MSA_DEVICE uint64_t key(int block) const { return key_of(block, score(block)); }
+  MSA_DEVICE uint64_t key_of(int block, float value) const {
+    const float strength = force(p, block, own);
+    if (strength >= 0.f) return candidate_key(ordered_bits(strength), block, true);
+    if (p.nan_highest && value != value) return candidate_key(ordered_bits(INFINITY) + 1, block, false);
+    return candidate_key(ordered_bits(value), block, false);
+  }
+};
+
+// THREADS threads keep up to KEPT keys each in registers; longer rows are read again.
+template <int THREADS, int KEPT>
+// tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
+MSA_DEVICE void select_row(const SelectArguments& p) {
+  constexpr int WARPS = THREADS / 32;
+  __shared__ uint64_t maxima[MAX_TOP_K], partial[WARPS * 32], kept[CAPACITY], chosen[MAX_TOP_K];
+  __shared__ uint32_t survivors, counts[WARPS];
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  wait_for_predecessor();
+  const int list = blockIdx.x % p.lists, sequence = blockIdx.x / p.lists;
+  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
+  const Request request = load_request(p.batch, request_id, list == 0 && i_row == 0 && tid == 0);
+  release_successor();
+  if (i_row >= request.rows) return;
+  const int row = request.first_row + i_row, visible = visible_tokens(p.batch, request, i_row);
+  int own = visible > 0 ? (visible - 1) / BLOCK : -1;
+  if (own >= (int)min(p.blocks, 65536u)) {
+    if (tid == 0) raise(p.batch, STATUS_LENGTH);
+    own = -1;
+  }
+  int32_t* out = (int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list);
+  if (own < 0) {
+    if (tid < (int)p.k) out[tid] = -1;
+    return;
+  }
+  const Candidates candidates{p, p.scores + (uint64_t)row * p.scores_row, list, own};
+  const int n = own + 1, k = min((int)p.k, n), groups = k > 16 ? 64 : 16;
+
+  // ---- lower bound of the k-th best key: the least of the group maxima, ids interleaved over the groups
+  uint64_t mine[KEPT];
+  uint64_t best = 0;
+  float first[KEPT];
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) {
+    const int block = tid + i * THREADS;
+    first[i] = block < n ? candidates.score(block) : 0.f;
+  }
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) {
+    const int block = tid + i * THREADS;
+    mine[i] = block < n ? candidates.key_of(block, first[i]) : 0;
+    best = max(best, mine[i]);
+  }
+#pragma unroll 4
+  for (int block = tid + KEPT * THREADS; block < n; block += THREADS) best = max(best, candidates.key(block));
+  partial[tid] = best;
+  if (tid == 0) survivors = 0;
+  if (tid < MAX_TOP_K) chosen[tid] = 0;
+  __syncthreads();
+  if (tid < groups) {
+    uint64_t m = 0;
+    for (int i = tid; i < THREADS; i += groups) m = max(m, partial[i]);
+    maxima[tid] = m;
+  }
+  __syncthreads();
+  uint64_t bound = ~0ull;
+  for (int i = 0; i < groups; i++) bound = min(bound, maxima[i]);
+  bound = max(bound, (uint64_t)1);
+
+  auto for_each = [&](auto&& visit) {
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) visit(tid + i * THREADS, mine[i]);
+    for (int block = tid + KEPT * THREADS; block < n; block += THREADS) visit(block, candidates.key(block));
+  };
+  auto collect = [&]() {
+    for_each([&](int, uint64_t key) {
+      if (key >= bound) {
+        const uint32_t at = atomicAdd(&survivors, 1u);
+        if (at < CAPACITY) kept[at] = key;
+      }
+    });
+    __syncthreads();
+  };
+  collect();
+  if (survivors > CAPACITY) {  // bisection: the largest bound tried with at least k keys at or above it, until they fit
+    uint64_t low = bound, high = ~0ull;
+    while (true) {
+      const uint64_t middle = low + (high - low) / 2;
+      uint32_t above = 0;
+      for_each([&](int, uint64_t key) { above += key >= middle; });
+      above = __reduce_add_sync(FULL_WARP, above);
+      __syncthreads();
+      if (lane == 0) counts[warp] = above;
+      __syncthreads();
+      uint32_t total = 0;
+      for (int i = 0; i < WARPS; i++) total += counts[i];
+      if (total >= (uint32_t)k) low = middle;
+      else high = middle;
+      if (total >= (uint32_t)k && total <= CAPACITY) break;
+    }
+    bound = low;
+    __syncthreads();
+    if (tid == 0) survivors = 0;
+    __syncthreads();
+    collect();
+  }
+
+  // ---- rank by counting: keys are unique
+  const int count = (int)survivors;
+  for (int i = tid; i < count; i += THREADS) {
+    const uint64_t me = kept[i];
+    int rank = 0;
+    for (int j = 0; j < count; j++) rank += kept[j] > me;
+    if (rank < k) chosen[rank] = me;
+  }
+  __syncthreads();
+  if (tid < (int)p.k) {
+    if (tid >= k) {
+      out[tid] = -1;
+    } else {
+      const uint64_t me = chosen[tid];
+      const int block = (uint16_t)~(me >> 1);
+      int at = 0;
+      if (!p.score_order) {
+        for (int j = 0; j < k; j++) at += (uint16_t)~(chosen[j] >> 1) < block;
+      } else if (block == own) {  // sinks and local blocks by id, then by score, the own block last
+        at = k - 1;
+      } else if (me >> 63) {
+        for (int j = 0; j < k; j++) at += (chosen[j] >> 63) && (uint16_t)~(chosen[j] >> 1) < block;
+      } else {
+        at = tid - 1;
+      }
+      out[at] = block;
+    }
+  }
+}
+
+}  // namespace msa
+
+extern "C" __global__ __launch_bounds__(256) void select_small(const __grid_constant__ msa::SelectArguments p) { msa::select_row<256, 4>(p); }
+extern "C" __global__ __launch_bounds__(512) void select_medium(const __grid_constant__ msa::SelectArguments p) { msa::select_row<512, 8>(p); }
+extern "C" __global__ __launch_bounds__(1024) void select_large(const __grid_constant__ msa::SelectArguments p) { msa::select_row<1024, 8>(p); }

@@ -1,0 +1,140 @@
+//! Kernel arguments: the twins of `kernels/include/arguments.cuh`.
+
+use msa_core::cache;
+
+/// One component of a paged cache.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct View {
+    pub(crate) address: u64,
+    pub(crate) page_stride: u64,
+    pub(crate) head_stride: u64,
+    pub(crate) token_stride: u64,
+}
+
+impl From<cache::View> for View {
+    fn from(view: cache::View) -> Self {
+        let cache::View { address, page_stride, head_stride, token_stride } = view;
+        Self { address, page_stride, head_stride, token_stride }
+    }
+}
+
+/// The device-resident description of a batch.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Batch {
+    pub(crate) query_offsets: u64,
+    pub(crate) kv_lengths: u64,
+    pub(crate) positions: u64,
+    pub(crate) block_table: u64,
+    pub(crate) bounds: u64,
+    pub(crate) status: u64,
+    pub(crate) table_stride: u64,
+    pub(crate) pages: u64,
+    pub(crate) null_page: i64,
+    pub(crate) table_width: u32,
+    pub(crate) requests: u32,
+    pub(crate) rows: u32,
+    pub(crate) max_query: u32,
+}
+
+/// Arguments of `index_score`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct IndexArguments {
+    pub(crate) batch: Batch,
+    pub(crate) key: View,
+    pub(crate) scale: View,
+    pub(crate) query: u64,
+    pub(crate) query_row: u64,
+    pub(crate) query_head: u64,
+    pub(crate) scores: u64,
+    pub(crate) scores_row: u64,
+    pub(crate) scores_head: u64,
+    pub(crate) query_factor: u64,
+    pub(crate) key_factor: u64,
+    pub(crate) blocks: u32,
+    pub(crate) heads: u32,
+    pub(crate) query_is_e4m3: u32,
+    pub(crate) exact: u32,
+    pub(crate) one: u32,
+    pub(crate) pad: u32,
+}
+
+/// Arguments of `select`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SelectArguments {
+    pub(crate) batch: Batch,
+    pub(crate) scores: u64,
+    pub(crate) scores_row: u64,
+    pub(crate) scores_head: u64,
+    pub(crate) indices: u64,
+    pub(crate) indices_row: u64,
+    pub(crate) indices_list: u64,
+    pub(crate) blocks: u32,
+    pub(crate) heads: u32,
+    pub(crate) lists: u32,
+    pub(crate) k: u32,
+    pub(crate) init_blocks: u32,
+    pub(crate) local_blocks: u32,
+    pub(crate) init_first: u32,
+    pub(crate) nan_highest: u32,
+    pub(crate) score_order: u32,
+    pub(crate) pad: u32,
+}
+
+/// Arguments of `sparse_decode` and `combine_parts`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DecodeArguments {
+    pub(crate) batch: Batch,
+    pub(crate) key: View,
+    pub(crate) value: View,
+    pub(crate) key_scale: View,
+    pub(crate) value_scale: View,
+    pub(crate) query: u64,
+    pub(crate) query_row: u64,
+    pub(crate) query_head: u64,
+    pub(crate) output: u64,
+    pub(crate) output_row: u64,
+    pub(crate) output_head: u64,
+    pub(crate) lse: u64,
+    pub(crate) lse_row: u64,
+    pub(crate) lse_head: u64,
+    pub(crate) indices: u64,
+    pub(crate) indices_row: u64,
+    pub(crate) indices_list: u64,
+    pub(crate) parts: u64,
+    pub(crate) query_factor: u64,
+    pub(crate) key_factor: u64,
+    pub(crate) value_factor: u64,
+    pub(crate) partial_outputs: u64,
+    pub(crate) partial_states: u64,
+    pub(crate) softmax_scale: f32,
+    pub(crate) k: u32,
+    pub(crate) groups: u32,
+    pub(crate) group_heads: u32,
+    pub(crate) heads_per_kv: u32,
+    pub(crate) lists: u32,
+    pub(crate) splits: u32,
+    pub(crate) query_is_e4m3: u32,
+    pub(crate) output_type: u32,
+    pub(crate) lse_base_two: u32,
+    pub(crate) v_scale_linear: u32,
+    pub(crate) one: u32,
+    pub(crate) combine_in_workspace: u32,
+    pub(crate) pad: u32,
+}
+
+/// f16x2 1.0, opaque to the compiler of the kernels.
+pub(crate) const ONE: u32 = 0x3c00_3c00;
+
+// The same numbers are asserted in `arguments.cuh`.
+const _: () = {
+    assert!(size_of::<View>() == 32);
+    assert!(size_of::<Batch>() == 88);
+    assert!(size_of::<IndexArguments>() == 240);
+    assert!(size_of::<SelectArguments>() == 176);
+    assert!(size_of::<DecodeArguments>() == 416);
+};

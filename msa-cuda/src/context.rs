@@ -1,0 +1,201 @@
+//! A context that is pushed around every entry, with its modules and its constant tables.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys;
+use msa_core::error::{Error, Result};
+
+use crate::driver::check;
+use crate::images::{self, Kernel};
+
+/// The context of a device: the primary one, retained, or the engine's, borrowed.
+pub(crate) struct Context {
+    context: sys::CUcontext,
+    /// Device whose primary context was retained.
+    retained: Option<sys::CUdevice>,
+    arch: &'static str,
+    modules: Mutex<HashMap<&'static str, Module>>,
+    tables: Mutex<HashMap<Vec<u8>, u64>>,
+}
+
+#[derive(Clone, Copy)]
+struct Module(sys::CUmodule);
+
+/// A kernel that is ready to be launched.
+#[derive(Clone, Copy)]
+pub(crate) struct Function {
+    handle: sys::CUfunction,
+    /// Its limits.
+    pub(crate) kernel: Kernel,
+}
+
+// SAFETY: the driver's handles may be used from any thread; maps are behind mutexes.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+// SAFETY: a function handle belongs to a module that is never unloaded while its context lives.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Context {
+    /// Retains the primary context.
+    pub(crate) fn primary(device: sys::CUdevice, arch: &'static str) -> Result<Self> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver was probed; the pointer is valid for one handle.
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        Ok(Self::new(context, Some(device), arch))
+    }
+
+    /// Borrows the engine's context.
+    pub(crate) fn borrowed(context: u64, arch: &'static str) -> Self {
+        Self::new(context as sys::CUcontext, None, arch)
+    }
+
+    fn new(context: sys::CUcontext, retained: Option<sys::CUdevice>, arch: &'static str) -> Self {
+        Self { context, retained, arch, modules: Mutex::default(), tables: Mutex::default() }
+    }
+
+    /// Makes the context current until the guard is dropped.
+    pub(crate) fn enter(&self) -> Result<Current> {
+        // SAFETY: the context is retained, or the engine's, which outlives the device by contract.
+        check(unsafe { sys::cuCtxPushCurrent_v2(self.context) })?;
+        Ok(Current)
+    }
+
+    /// The kernel `symbol` of the image `name`; loads the image at first use.
+    pub(crate) fn function(&self, name: &str, symbol: &str) -> Result<Function> {
+        let image = images::find(name, self.arch).ok_or_else(|| missing(name, self.arch))?;
+        let kernel = image.kernels.iter().find(|k| k.symbol == symbol);
+        let kernel = *kernel.ok_or_else(|| missing(&format!("{name}:{symbol}"), self.arch))?;
+        let _current = self.enter()?;
+        let mut modules = lock(&self.modules);
+        let module = match modules.get(image.name) {
+            Some(module) => *module,
+            None => {
+                let mut module = std::ptr::null_mut();
+                // SAFETY: the image is a fatbin that carries its own length.
+                check(unsafe { sys::cuModuleLoadData(&mut module, image.bytes.as_ptr().cast::<c_void>()) })?;
+                modules.insert(image.name, Module(module));
+                Module(module)
+            }
+        };
+        let symbol = CString::new(symbol).map_err(|_| missing(name, self.arch))?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the name ends in NUL.
+        check(unsafe { sys::cuModuleGetFunction(&mut handle, module.0, symbol.as_ptr()) })?;
+        self.allow(handle, &kernel)?;
+        Ok(Function { handle, kernel })
+    }
+
+    /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once.
+    fn allow(&self, function: sys::CUfunction, kernel: &Kernel) -> Result<()> {
+        use sys::CUfunction_attribute as Attribute;
+        let shared = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(function, shared, kernel.shared as i32) })?;
+        let cluster = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(function, cluster, 1) })
+    }
+
+    /// The address of an immutable table with these bytes. Equal tables are one: none is ever changed or freed while the
+    /// context lives, so that work in flight and captured graphs may go on reading it.
+    pub(crate) fn table(&self, bytes: &[u8]) -> Result<u64> {
+        let mut tables = lock(&self.tables);
+        if let Some(&address) = tables.get(bytes) {
+            return Ok(address);
+        }
+        let _current = self.enter()?;
+        let mut address = 0;
+        // SAFETY: the pointer is valid for one address.
+        check(unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(16)) })?;
+        // SAFETY: the allocation has at least this many bytes.
+        check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
+        tables.insert(bytes.to_vec(), address);
+        Ok(address)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // Modules and tables go with the context; freeing them here would wait for the device.
+        if let Some(device) = self.retained {
+            // SAFETY: retained once in `primary`. A failure cannot be reported from here.
+            let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
+        }
+    }
+}
+
+/// Pops the context.
+pub(crate) struct Current;
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: pushed by `Context::enter` on this thread. A failure cannot be reported from here.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut context) };
+    }
+}
+
+/// How a kernel is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Grid {
+    /// Blocks.
+    pub(crate) x: u32,
+    /// Blocks.
+    pub(crate) y: u32,
+    /// Blocks of a cluster, along x.
+    pub(crate) cluster: u32,
+}
+
+impl Function {
+    /// Launches on `stream`, overlapping the end of the kernel before it. `arguments` is the kernel's one parameter.
+    ///
+    /// # Safety
+    /// The context is current, `arguments` has the layout of the kernel's parameter, and its addresses are valid until the
+    /// kernel is done.
+    pub(crate) unsafe fn launch<T>(&self, stream: u64, grid: Grid, arguments: &T) -> Result<()> {
+        use sys::CUlaunchAttributeID as Id;
+        // SAFETY: plain data for which zero is valid.
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        attributes[0].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes[0].value.programmaticStreamSerializationAllowed = 1;
+        attributes[1].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes[1].value.clusterDim =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: grid.cluster, y: 1, z: 1 };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.x,
+            gridDimY: grid.y,
+            gridDimZ: 1,
+            blockDimX: self.kernel.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.kernel.shared,
+            hStream: stream as sys::CUstream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: if grid.cluster > 1 { 2 } else { 1 },
+        };
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
+        check(unsafe {
+            sys::cuLaunchKernelEx(&config, self.handle, parameters.as_mut_ptr(), std::ptr::null_mut())
+        })
+    }
+}
+
+fn missing(name: &str, arch: &str) -> Error {
+    let reason = if images::IMAGES.is_empty() {
+        crate::unavailable_reason().to_owned()
+    } else {
+        format!("no kernel {name} for {arch}")
+    };
+    Error::Unavailable { backend: "cuda".to_owned(), reason }
+}
+
+/// A poisoned map is still a map: every insertion is complete or absent.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

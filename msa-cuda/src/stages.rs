@@ -1,0 +1,103 @@
+//! The stages of a run: kernels chosen at preparation, arguments filled at every run.
+
+mod decode;
+mod index;
+mod select;
+
+pub(crate) use decode::DecodeStage;
+pub(crate) use index::IndexStage;
+pub(crate) use select::SelectStage;
+
+use msa_core::args::{Args, Extents, Role};
+use msa_core::backend::Span;
+use msa_core::error::{Error, Result};
+use msa_core::lengths::Lengths;
+use msa_core::plan::{Plan, WorkspaceRegion};
+use msa_core::tensor::Tensor;
+
+use crate::arguments::Batch;
+use crate::context::Context;
+
+/// What every stage of a run is given.
+pub(crate) struct Run<'a> {
+    pub(crate) stream: u64,
+    pub(crate) args: &'a Args,
+    pub(crate) extents: Extents,
+    pub(crate) workspace: Span,
+}
+
+impl Run<'_> {
+    /// The tensor of a role that the contract requires.
+    pub(crate) fn tensor(&self, role: Role) -> Result<&Tensor> {
+        self.args.tensor(role).ok_or(Error::Missing { op: "the run", role: role.name() })
+    }
+
+    /// The address of an optional scalar or list, 0 if it was left out.
+    pub(crate) fn address(&self, role: Role) -> u64 {
+        self.args.tensor(role).map_or(0, |tensor| tensor.address)
+    }
+
+    /// A tensor whose rows are read or written 16 bytes at a time.
+    pub(crate) fn vectors(&self, role: Role) -> Result<&Tensor> {
+        let tensor = self.tensor(role)?;
+        let outer = tensor.strides().split_last().map_or(&[][..], |(_, outer)| outer);
+        let aligned = tensor.address.is_multiple_of(16) && outer.iter().all(|s| s.is_multiple_of(16));
+        if aligned {
+            return Ok(tensor);
+        }
+        Err(Error::invalid(
+            role.name(),
+            "address and strides multiples of 16 bytes (the kernel loads vectors)",
+            tensor,
+        ))
+    }
+
+    /// The address of a region of the workspace.
+    pub(crate) fn region(&self, region: Option<&WorkspaceRegion>) -> u64 {
+        region.map_or(0, |region| self.workspace.address + region.offset)
+    }
+}
+
+/// The part of a batch that the plan fixes.
+pub(crate) struct BatchPlan {
+    bounds: u64,
+    max_query: u32,
+}
+
+impl BatchPlan {
+    pub(crate) fn new(context: &Context, lengths: &Lengths) -> Result<Self> {
+        let bounds = lengths.requests().iter().flat_map(|r| [r.query_len, r.kv_len]);
+        let bytes: Vec<u8> = bounds.flat_map(u32::to_le_bytes).collect();
+        Ok(Self { bounds: context.table(&bytes)?, max_query: lengths.max_query_len().max(1) })
+    }
+
+    /// The kernel's view of the batch; `pages` and `null_page` are the cache's.
+    pub(crate) fn arguments(&self, run: &Run<'_>, pages: u64, null_page: Option<u32>) -> Result<Batch> {
+        let table = run.args.tensor(Role::BlockTable);
+        Ok(Batch {
+            query_offsets: run.tensor(Role::QueryOffsets)?.address,
+            kv_lengths: run.tensor(Role::KvLengths)?.address,
+            positions: run.address(Role::Positions),
+            block_table: run.address(Role::BlockTable),
+            bounds: self.bounds,
+            status: run.workspace.address,
+            table_stride: table.map_or(0, |t| t.stride(0) / 4),
+            pages,
+            null_page: null_page.map_or(-1, i64::from),
+            table_width: narrow(table.map_or(0, |t| t.extent(1)), "block_table.shape[1]")?,
+            requests: narrow(run.extents.requests, "requests")?,
+            rows: narrow(run.extents.rows, "rows")?,
+            max_query: self.max_query,
+        })
+    }
+}
+
+/// Rows and requests are bounded by the plan; a wider table than the kernel can count is the caller's error.
+pub(crate) fn narrow(value: u64, field: &str) -> Result<u32> {
+    u32::try_from(value).map_err(|_| Error::invalid(field, "below 2^32", value))
+}
+
+/// The variant of a stage is the plan's own, except within a step.
+pub(crate) fn image(plan: &Plan) -> String {
+    crate::variants::image_of(&plan.variant, plan.traits.arch)
+}

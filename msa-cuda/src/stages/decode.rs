@@ -1,0 +1,135 @@
+//! Sparse decode.
+
+use std::sync::Arc;
+
+use msa_core::args::Role;
+use msa_core::cache::{KvCache, VScaleOrder};
+use msa_core::error::{Error, Result};
+use msa_core::op::{Attention, LseBase};
+use msa_core::plan::{Plan, WorkspaceRegion};
+use msa_core::tensor::DType;
+
+use super::index::check_token_strides;
+use super::{BatchPlan, Run, image};
+use crate::arguments::{DecodeArguments, ONE};
+use crate::context::{Context, Function, Grid};
+use crate::launch;
+use crate::variants::groups;
+
+/// A prepared `sparse_decode`.
+pub(crate) struct DecodeStage {
+    function: Function,
+    grid: Grid,
+    /// Combines parts in the workspace, where a cluster cannot.
+    combine: Option<(Function, Grid)>,
+    batch: BatchPlan,
+    parts: u64,
+    splits: u32,
+    op: Attention,
+    partial_outputs: Option<WorkspaceRegion>,
+    partial_states: Option<WorkspaceRegion>,
+}
+
+impl DecodeStage {
+    pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Attention) -> Result<Self> {
+        let lengths = plan.lengths()?;
+        let (table, splits) = launch::split_table(plan);
+        let bytes: Vec<u8> = table.iter().flatten().flat_map(|slot| slot.to_le_bytes()).collect();
+        let in_workspace = splits > launch::MAX_CLUSTER;
+        if in_workspace && plan.windows.len() > 1 {
+            let want = format!("at most {} parts, or a workspace for all rows", launch::MAX_CLUSTER);
+            return Err(Error::invalid("options.splits", want, splits));
+        }
+        let image = image(plan);
+        let grid = launch::row_grid(&lengths, groups(op) * splits, 1)?;
+        let combine = if in_workspace {
+            let grid = launch::row_grid(&lengths, op.geometry.query_heads, 1)?;
+            Some((context.function(&image, "combine_parts")?, Grid { x: grid.x.div_ceil(4), ..grid }))
+        } else {
+            None
+        };
+        Ok(Self {
+            function: context.function(&image, "sparse_decode")?,
+            grid: Grid { cluster: if in_workspace { 1 } else { splits }, ..grid },
+            combine,
+            batch: BatchPlan::new(context, &lengths)?,
+            parts: context.table(&bytes)?,
+            splits,
+            op: op.clone(),
+            partial_outputs: plan.region("partial_outputs").cloned(),
+            partial_states: plan.region("partial_states").cloned(),
+        })
+    }
+
+    /// # Safety
+    /// As for `Prepared::enqueue`, with the context current.
+    pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let arguments = self.arguments(run)?;
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }?;
+        match &self.combine {
+            // SAFETY: as above.
+            Some((function, grid)) => unsafe { function.launch(run.stream, *grid, &arguments) },
+            None => Ok(()),
+        }
+    }
+
+    fn arguments(&self, run: &Run<'_>) -> Result<DecodeArguments> {
+        let op = &self.op;
+        let cache = run.args.kv_cache.ok_or(Error::Missing { op: "sparse_decode", role: "kv_cache" })?;
+        check_strides(&cache)?;
+        let (query, output) = (run.vectors(Role::Query)?, run.vectors(Role::Output)?);
+        let (indices, lse) = (run.tensor(Role::BlockIndices)?, run.args.tensor(Role::Lse));
+        let lse = lse.filter(|_| op.output.lse);
+        let group_heads = op.geometry.query_heads / groups(op);
+        Ok(DecodeArguments {
+            batch: self.batch.arguments(run, cache.pages, cache.null_page)?,
+            key: cache.key.into(),
+            value: cache.value.into(),
+            key_scale: cache.key_scale.unwrap_or(cache.key).into(),
+            value_scale: cache.value_scale.unwrap_or(cache.value).into(),
+            query: query.address,
+            query_row: query.stride(0),
+            query_head: query.stride(1),
+            output: output.address,
+            output_row: output.stride(0),
+            output_head: output.stride(1),
+            lse: lse.map_or(0, |lse| lse.address),
+            lse_row: lse.map_or(0, |lse| lse.stride(0)),
+            lse_head: lse.map_or(0, |lse| lse.stride(1)),
+            indices: indices.address,
+            indices_row: indices.stride(0),
+            indices_list: indices.stride(1),
+            parts: self.parts,
+            query_factor: run.address(Role::QueryScale),
+            key_factor: run.address(Role::KeyScale),
+            value_factor: run.address(Role::ValueScale),
+            partial_outputs: run.region(self.partial_outputs.as_ref()),
+            partial_states: run.region(self.partial_states.as_ref()),
+            softmax_scale: op.scale(),
+            k: op.geometry.top_k,
+            groups: groups(op),
+            group_heads,
+            heads_per_kv: op.geometry.group(),
+            lists: indices.extent(1) as u32,
+            splits: self.splits,
+            query_is_e4m3: (op.query == DType::E4m3).into(),
+            output_type: match op.output.dtype {
+                DType::F32 => 2,
+                DType::F16 => 1,
+                _ => 0,
+            },
+            lse_base_two: (op.output.lse_base == LseBase::Two).into(),
+            v_scale_linear: (cache.v_scale_order == VScaleOrder::Linear).into(),
+            one: ONE,
+            combine_in_workspace: self.combine.is_some().into(),
+            pad: 0,
+        })
+    }
+}
+
+fn check_strides(cache: &KvCache) -> Result<()> {
+    let data = [("key", cache.key), ("value", cache.value)];
+    check_token_strides("kv_cache", cache.format, &data, cache.key_scale.as_ref())?;
+    check_token_strides("kv_cache", cache.format, &data, cache.value_scale.as_ref())
+}

@@ -1,0 +1,107 @@
+//! Index scoring.
+
+use std::sync::Arc;
+
+use msa_core::args::Role;
+use msa_core::cache::{self, IndexCache};
+use msa_core::error::{Error, Result};
+use msa_core::op::{Dequantise, IndexScore};
+use msa_core::plan::Plan;
+use msa_core::tensor::DType;
+
+use super::{BatchPlan, Run, image, narrow};
+use crate::arguments::{IndexArguments, ONE, View};
+use crate::context::{Context, Function, Grid};
+use crate::launch;
+
+/// A prepared `index_score`.
+pub(crate) struct IndexStage {
+    function: Function,
+    grid: Grid,
+    batch: BatchPlan,
+    heads: u32,
+    query_is_e4m3: bool,
+    exact: bool,
+}
+
+impl IndexStage {
+    pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &IndexScore) -> Result<Self> {
+        let lengths = plan.lengths()?;
+        let heads = op.geometry.index_heads;
+        let blocks = launch::total_blocks(plan, &lengths);
+        let choice = launch::index_choice(lengths.max_query_len(), heads, blocks);
+        let function = context.function(&image(plan), choice.symbol)?;
+        Ok(Self {
+            function,
+            grid: launch::index_grid(plan, &lengths, &choice, &function.kernel),
+            batch: BatchPlan::new(context, &lengths)?,
+            heads,
+            query_is_e4m3: op.query == DType::E4m3,
+            exact: op.dequantise == Dequantise::Exact,
+        })
+    }
+
+    /// # Safety
+    /// As for `Prepared::enqueue`, with the context current.
+    pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let cache = run.args.index_cache.ok_or(Error::Missing { op: "index_score", role: "index_cache" })?;
+        let (key, scale) = views(&cache)?;
+        let (query, scores) = (run.vectors(Role::IndexQuery)?, run.tensor(Role::Scores)?);
+        let arguments = IndexArguments {
+            batch: self.batch.arguments(run, cache.pages, cache.null_page)?,
+            key,
+            scale,
+            query: query.address,
+            query_row: query.stride(0),
+            query_head: query.stride(1),
+            scores: scores.address,
+            scores_row: scores.stride(0),
+            scores_head: scores.stride(1),
+            query_factor: run.address(Role::IndexQueryScale),
+            key_factor: run.address(Role::IndexKeyScale),
+            blocks: narrow(scores.extent(2), "scores.shape[2]")?,
+            heads: self.heads,
+            query_is_e4m3: self.query_is_e4m3.into(),
+            exact: self.exact.into(),
+            one: ONE,
+            pad: 0,
+        };
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+}
+
+/// Key and scale views; their strides were validated, what remains is what this kernel alone asks for.
+fn views(cache: &IndexCache) -> Result<(View, View)> {
+    let scale = cache.key_scale.unwrap_or(cache.key);
+    super::index::check_token_strides(
+        "index_cache",
+        cache.format,
+        &[("index_key", cache.key)],
+        cache.key_scale.as_ref(),
+    )?;
+    Ok((cache.key.into(), scale.into()))
+}
+
+/// Rows are copied in vectors of 16 bytes; the scales of a page are one piece.
+pub(super) fn check_token_strides(
+    cache: &str,
+    format: cache::CacheFormat,
+    data: &[(&str, cache::View)],
+    scale: Option<&cache::View>,
+) -> Result<()> {
+    for (name, view) in data {
+        if !view.token_stride.is_multiple_of(16) {
+            let field = format!("{cache}.{name}.token_stride");
+            return Err(Error::invalid(field, "a multiple of 16 bytes (bulk copies)", view.token_stride));
+        }
+    }
+    let row = format.scale_row_bytes(128);
+    match scale {
+        Some(view) if view.token_stride != row => {
+            let field = format!("{cache}.key_scale.token_stride");
+            Err(Error::invalid(field, format!("{row} bytes (one bulk copy)"), view.token_stride))
+        }
+        _ => Ok(()),
+    }
+}

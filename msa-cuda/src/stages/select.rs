@@ -1,0 +1,64 @@
+//! Selection.
+
+use std::sync::Arc;
+
+use msa_core::args::Role;
+use msa_core::error::Result;
+use msa_core::geometry::Grouping;
+use msa_core::op::{ForcedPriority, NanRule, Select, SelectOrder};
+use msa_core::plan::Plan;
+
+use super::{BatchPlan, Run, image, narrow};
+use crate::arguments::SelectArguments;
+use crate::context::{Context, Function, Grid};
+use crate::launch;
+
+/// A prepared `select`.
+pub(crate) struct SelectStage {
+    function: Function,
+    grid: Grid,
+    batch: BatchPlan,
+    op: Select,
+}
+
+impl SelectStage {
+    pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
+        let lengths = plan.lengths()?;
+        let blocks = op.geometry.blocks(lengths.max_kv_len().into());
+        Ok(Self {
+            function: context.function(&image(plan), launch::select_symbol(blocks))?,
+            grid: launch::row_grid(&lengths, op.lists(), 1)?,
+            batch: BatchPlan::new(context, &lengths)?,
+            op: op.clone(),
+        })
+    }
+
+    /// # Safety
+    /// As for `Prepared::enqueue`, with the context current.
+    pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let (scores, indices) = (run.tensor(Role::Scores)?, run.tensor(Role::BlockIndices)?);
+        let op = &self.op;
+        let arguments = SelectArguments {
+            batch: self.batch.arguments(run, 0, None)?,
+            scores: scores.address,
+            scores_row: scores.stride(0),
+            scores_head: scores.stride(1),
+            indices: indices.address,
+            indices_row: indices.stride(0),
+            indices_list: indices.stride(1),
+            blocks: narrow(scores.extent(2), "scores.shape[2]")?,
+            heads: op.geometry.index_heads,
+            lists: op.lists(),
+            k: op.geometry.top_k,
+            init_blocks: op.init_blocks,
+            local_blocks: op.local_blocks,
+            init_first: (op.forced_priority == ForcedPriority::Init).into(),
+            // The maximum over heads ignores NaN, so a reduced list has no NaN to rank.
+            nan_highest: (op.nan_rule == NanRule::Highest && op.grouping == Grouping::PerHead).into(),
+            score_order: (op.order == SelectOrder::ScoreThenOwn).into(),
+            pad: 0,
+        };
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+}

@@ -1,0 +1,161 @@
+//! `append`: one launch for each tensor that is written.
+
+use msa_core::args::Role;
+use msa_core::cache::{CacheFormat, VScaleOrder, View};
+use msa_core::error::{Error, Result};
+use msa_core::op;
+use msa_core::tensor::{DType, Tensor};
+
+use super::{KernelLaunch, Run, optional_view, refuse_null_page};
+use crate::parameters::{self, PagedView, Parameters};
+
+/// One tensor that `append` writes.
+struct Written {
+    source: Role,
+    norm: Option<Role>,
+    /// V is not rotated.
+    rotates: bool,
+    format: &'static str,
+    output: u64,
+    strides: [u64; 3],
+    scales: PagedView,
+    scale_strides: [u32; 3],
+    tensor_scale: u64,
+    pages: Option<u64>,
+}
+
+impl Run<'_> {
+    pub(super) fn append(&self, op: &op::Append) -> Result<Vec<KernelLaunch>> {
+        let (kv, index) = (self.args.kv_cache.as_ref(), self.args.index_cache.as_ref());
+        let kv = kv.ok_or(Error::Missing { op: "append", role: "kv_cache" })?;
+        let index = index.ok_or(Error::Missing { op: "append", role: "index_cache" })?;
+        refuse_null_page(kv.null_page.or(index.null_page))?;
+        let format = cache_format(op.kv);
+        let cache = |source, norm, data: &View, scales: Option<&View>, scale, pages, linear: bool| {
+            let scales = optional_view(scales);
+            let token = scales.token_stride as u32;
+            // K and index keys have their scales token by token; V has four tokens together, in one of two orders.
+            let quad = if linear { [4 * token, token, 1] } else { [4 * op.geometry.head_dim / 16, 1, 4] };
+            Written {
+                source,
+                norm,
+                rotates: norm.is_some(),
+                format,
+                output: data.address,
+                strides: [data.page_stride, data.head_stride, data.token_stride],
+                scales,
+                scale_strides: quad,
+                tensor_scale: self.optional(scale),
+                pages: Some(pages),
+            }
+        };
+        let linear = kv.v_scale_order == VScaleOrder::Linear;
+        let mut all = vec![
+            cache(
+                Role::KeySource,
+                Some(Role::KeyNorm),
+                &kv.key,
+                kv.key_scale.as_ref(),
+                Role::KeyScale,
+                kv.pages,
+                true,
+            ),
+            cache(
+                Role::ValueSource,
+                None,
+                &kv.value,
+                kv.value_scale.as_ref(),
+                Role::ValueScale,
+                kv.pages,
+                linear,
+            ),
+            cache(
+                Role::IndexKeySource,
+                Some(Role::IndexKeyNorm),
+                &index.key,
+                index.key_scale.as_ref(),
+                Role::IndexKeyScale,
+                index.pages,
+                true,
+            ),
+        ];
+        for (source, norm, role, dtype) in [
+            (Role::QuerySource, Role::QueryNorm, Role::Query, op.query),
+            (Role::IndexQuerySource, Role::IndexQueryNorm, Role::IndexQuery, op.index_query),
+        ] {
+            if let (Some(_), Some(output)) = (self.args.tensor(source), self.args.tensor(role)) {
+                all.push(Written::query(source, norm, output, dtype));
+            }
+        }
+        all.iter().map(|written| self.append_one(op, written)).collect()
+    }
+
+    fn append_one(&self, op: &op::Append, written: &Written) -> Result<KernelLaunch> {
+        let source = self.tensor(written.source)?;
+        let norm = written.norm.filter(|_| op.norm.enabled);
+        let table = self.args.tensor(Role::RopeCos);
+        let [row_stride, head_stride, token_stride] = written.strides;
+        let [scale_quad_stride, scale_token_stride, scale_group_stride] = written.scale_strides;
+        let parameters = parameters::Append {
+            source: source.address,
+            norm: norm.map_or(0, |role| self.optional(role)),
+            cosines: self.optional(Role::RopeCos),
+            sines: self.optional(Role::RopeSin),
+            positions: self.optional(Role::Positions),
+            slots: if written.pages.is_some() { self.tensor(Role::Slots)?.address } else { 0 },
+            tensor_scale: written.tensor_scale,
+            output: written.output,
+            scales: written.scales.base,
+            status: self.workspace.address,
+            source_row_stride: source.stride(0),
+            source_head_stride: source.stride(1),
+            table_stride: table.map_or(0, |table| table.stride(0) / 4),
+            row_stride,
+            head_stride,
+            token_stride,
+            scale_page_stride: written.scales.page_stride,
+            scale_head_stride: written.scales.head_stride,
+            scale_quad_stride,
+            scale_token_stride,
+            scale_group_stride,
+            rows: source.extent(0) as u32,
+            pages: written.pages.unwrap_or(0) as u32,
+            half: if written.rotates { op.rope.rotary_dim / 2 } else { 0 },
+            table_rows: table.map_or(u32::MAX, |table| table.extent(0) as u32),
+            per_step: op.rounding == op::Rounding::PerStep,
+            epsilon: op.norm.epsilon,
+        };
+        Ok(KernelLaunch {
+            source: "append",
+            variant: format!("append.{}.{}.row", written.format, self.plan.traits.arch.name()),
+            grid: [source.extent(0) as u32, source.extent(1) as u32, 1],
+            threads: 64,
+            arguments: parameters.to_bytes(),
+        })
+    }
+}
+
+impl Written {
+    fn query(source: Role, norm: Role, output: &Tensor, dtype: DType) -> Self {
+        Self {
+            source,
+            norm: Some(norm),
+            rotates: true,
+            format: if dtype == DType::Bf16 { "bf16" } else { "fp8" },
+            output: output.address,
+            strides: [output.stride(0), output.stride(1), 0],
+            scales: PagedView::default(),
+            scale_strides: [0; 3],
+            tensor_scale: 0,
+            pages: None,
+        }
+    }
+}
+
+fn cache_format(format: CacheFormat) -> &'static str {
+    match format {
+        CacheFormat::Bf16 => "bf16",
+        CacheFormat::E4m3 | CacheFormat::E4m3Fnuz => "fp8",
+        CacheFormat::Nvfp4 => "nvfp4",
+    }
+}

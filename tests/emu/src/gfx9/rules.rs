@@ -1,0 +1,117 @@
+//! What every shipped kernel must and must not contain, checked on its listing.
+
+use super::census::Census;
+use super::disassemble::Line;
+
+/// What every kernel of its kind must and must not contain.
+///
+/// # Errors
+/// The first rule that the kernel breaks.
+pub fn check(name: &str, census: &Census, listing: &[Line]) -> Result<(), String> {
+    let broken = |rule: String| Err(format!("{}: {rule}", name));
+    if census.scratch_bytes != 0 {
+        return broken(format!("{} bytes of scratch: registers are spilled", census.scratch_bytes));
+    }
+    for mnemonic in required(name) {
+        if census.count(mnemonic) == 0 {
+            return broken(format!("no {mnemonic}"));
+        }
+    }
+    if name.starts_with("exchange.") { check_flags(name, listing) } else { Ok(()) }
+}
+
+fn required(name: &str) -> Vec<&'static str> {
+    let mut wanted = Vec::new();
+    if name.contains(".lut") {
+        wanted.extend(["v_perm_b32", "ds_read_b64"]);
+    }
+    if name.starts_with("index_score.") || name.starts_with("sparse_decode.") {
+        wanted.push(match name.contains(".gfx950.") {
+            true => "v_mfma_f32_16x16x128_f8f6f4",
+            false => "v_mfma_f32_16x16x32_fp8_fp8",
+        });
+    }
+    wanted
+}
+
+/// Every flag goes out after a write-back that was waited for, and comes in before an invalidation.
+fn check_flags(name: &str, listing: &[Line]) -> Result<(), String> {
+    let at = |index: usize| listing.get(index).map_or("", |line| line.text.as_str());
+    let system = |text: &str| text.ends_with("sc0 sc1");
+    let mut flags = (0, 0);
+    for (index, line) in listing.iter().enumerate() {
+        let (text, place) = (at(index), line.address);
+        let wrong = |what: &str| Err(format!("{}+{place:#x}: {what}", name));
+        if text.starts_with("global_store_dword ") && system(text) {
+            flags.0 += 1;
+            let before = (0..index).rev().map(at).take_while(|text| !text.starts_with("global_store"));
+            let before: Vec<&str> = before.collect();
+            let release = before.iter().position(|text| *text == "buffer_wbl2 sc0 sc1");
+            let waits = |count| before.iter().take(count).any(|text| text.starts_with("s_waitcnt vmcnt(0)"));
+            if !release.is_some_and(waits) {
+                return wrong("a flag is stored without a release that was waited for");
+            }
+        }
+        if text.starts_with("global_load_dword ") && system(text) {
+            flags.1 += 1;
+            let after: Vec<&str> = (index + 1..index + 4).map(at).collect();
+            if !after.contains(&"s_waitcnt vmcnt(0)") || !after.contains(&"buffer_inv sc0 sc1") {
+                return wrong("a flag is loaded without an acquire");
+            }
+        }
+    }
+    match flags {
+        (0, _) => Err(format!("{}: no flag is stored", name)),
+        (_, 0) => Err(format!("{}: no flag is loaded", name)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gfx9::code_object::KernelCode;
+
+    fn exchange(texts: &[&str]) -> Result<(), String> {
+        let line = |(index, text): (usize, &&str)| Line {
+            address: 4 * index as u64,
+            bytes: 4,
+            text: (*text).to_owned(),
+        };
+        let listing: Vec<Line> = texts.iter().enumerate().map(line).collect();
+        let kernel = KernelCode {
+            name: "exchange_b128_gfx950_push".to_owned(),
+            code: Vec::new(),
+            lds_bytes: 0,
+            scratch_bytes: 0,
+            argument_bytes: 0,
+            vector_registers: 8,
+            group_ids: [true, false, false],
+            user_registers: 2,
+            properties: 8,
+        };
+        check("exchange.b128.gfx950.push", &Census::of(&kernel, &listing), &listing)
+    }
+
+    const PROTOCOL: [&str; 6] = [
+        "buffer_wbl2 sc0 sc1",
+        "s_waitcnt vmcnt(0) lgkmcnt(0)",
+        "global_store_dword v[0:1], v2, off sc0 sc1",
+        "global_load_dword v3, v[4:5], off sc0 sc1",
+        "s_waitcnt vmcnt(0)",
+        "buffer_inv sc0 sc1",
+    ];
+
+    #[test]
+    fn flags_need_a_release_before_and_an_acquire_after() {
+        assert_eq!(exchange(&PROTOCOL), Ok(()));
+        for (missing, what) in PROTOCOL.iter().enumerate() {
+            let mut texts = PROTOCOL.to_vec();
+            texts.remove(missing);
+            assert!(exchange(&texts).is_err(), "without {what}");
+        }
+        let mut agent = PROTOCOL;
+        agent[0] = "buffer_wbl2 sc1";
+        assert!(exchange(&agent).is_err());
+    }
+}

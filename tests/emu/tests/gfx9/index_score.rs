@@ -1,0 +1,139 @@
+//! `index_score` against the recipe.
+
+use msa_core::cache::VScaleOrder;
+use msa_emu::gfx9::Machine;
+use msa_ref::sim::cdna::{CHANNELS, Generation, Row, block_score};
+use msa_rocm::parameters::IndexScore;
+
+use crate::cache::{Cache, Format, magnitude_table};
+use crate::requests::{BLOCK, Requests, parts};
+use crate::rig::{ARCHITECTURES, Random, bytes_of, first_difference, floats, kernel, options, run};
+
+/// What to score.
+struct Case<'a> {
+    lengths: &'a [(u32, u32)],
+    heads: usize,
+    splits: u32,
+    world: u32,
+    rank: u32,
+    scales: bool,
+    seed: u64,
+}
+
+impl Default for Case<'_> {
+    fn default() -> Self {
+        Self { lengths: &[(1, 300)], heads: 4, splits: 1, world: 1, rank: 0, scales: false, seed: 1 }
+    }
+}
+
+fn check(case: &Case<'_>) {
+    for (architecture, generation) in ARCHITECTURES {
+        for format in [Format::Fp8, Format::Nvfp4] {
+            check_one(case, architecture, generation, format);
+        }
+    }
+}
+
+fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format: Format) {
+    let (formats, trick) = if format == Format::Fp8 { ("q8k8", "mfma") } else { ("q8k4", "lut") };
+    let Some(kernel) = kernel("index_score", formats, architecture, trick) else { return };
+    let mut random = Random::new(case.seed);
+    let requests = Requests::new(case.lengths, &mut random);
+    let mut keys = Cache::new(format, generation, &requests, 1, VScaleOrder::Linear, &mut random);
+    // One token of the first request's second block is NaN, and a whole block of the last request.
+    let last = requests.lengths.len() - 1;
+    if requests.visible(0, 0) > BLOCK + 5 {
+        keys.poison(requests.page(0, 1), 0, 5);
+    }
+    if requests.visible(last, 0) >= BLOCK {
+        (0..BLOCK).for_each(|token| keys.poison(requests.page(last, 0), 0, token));
+    }
+    let rows = requests.rows();
+    let queries: Vec<Row> =
+        (0..rows * case.heads).map(|_| std::array::from_fn(|_| random.fp8(generation))).collect();
+
+    let mut machine = Machine::new(1, options(case.seed));
+    let device = requests.place(&mut machine);
+    let (key_view, scale_view) = keys.place(&mut machine);
+    let blocks: Vec<u32> = case.lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).collect();
+    let columns = blocks.iter().max().unwrap().div_ceil(case.world) as usize + 1;
+    let ends = vec![columns as u32; blocks.len()];
+    let part_list = parts(&ends, case.splits);
+    let scores = machine.buffer(&vec![0xcd; rows * case.heads * columns * 4]);
+    let score_address = machine.address(scores);
+    let mut constant = |bytes: &[u8]| {
+        let id = machine.constant(bytes);
+        machine.address(id)
+    };
+    let (query_factor, key_factor) = (0.375f32, 3.5f32);
+    let parameters = IndexScore {
+        query: constant(queries.as_flattened()),
+        keys: key_view,
+        key_scales: scale_view,
+        batch: device.batch,
+        parts: constant(&bytes_of(&part_list, u32::to_le_bytes)),
+        table: constant(&magnitude_table(generation)),
+        query_scale: if case.scales { constant(&query_factor.to_le_bytes()) } else { 0 },
+        key_scale: if case.scales { constant(&key_factor.to_le_bytes()) } else { 0 },
+        scores: score_address,
+        head_scores: 0,
+        query_row_stride: (case.heads * CHANNELS) as u64,
+        query_head_stride: CHANNELS as u64,
+        score_row_stride: (case.heads * columns * 4) as u64,
+        score_head_stride: (columns * 4) as u64,
+        score_block_stride: 4,
+        heads: case.heads as u32,
+        world: case.world,
+        rank: case.rank,
+    };
+    run(&mut machine, &kernel, [part_list.len() as u32 / 4, 1, 1], 256, &parameters);
+
+    let scale = if case.scales { query_factor * key_factor * keys.factor() } else { keys.factor() };
+    let mut want = Vec::new();
+    for (request, i) in requests.all_rows() {
+        let row = requests.first_row(request) + i;
+        for head in 0..case.heads {
+            let query = &queries[row * case.heads + head];
+            for column in 0..columns {
+                let block = column * case.world as usize + case.rank as usize;
+                let visible = requests.visible_in(request, i, block);
+                let page = if visible > 0 { requests.page(request, block) } else { 0 };
+                want.push(block_score(generation, query, &keys.rows(page, 0, visible), scale));
+            }
+        }
+    }
+    let difference = first_difference(&floats(machine.bytes(scores)), &want);
+    assert_eq!(difference, None, "{architecture} {format:?}");
+    assert_eq!(machine.bytes(device.status), [0; 4]);
+}
+
+#[test]
+fn one_row_of_the_m3_shape() {
+    check(&Case::default());
+}
+
+#[test]
+fn ragged_batches_with_speculative_rows() {
+    check(&Case { lengths: &[(3, 131), (1, 1), (8, 260), (2, 2)], seed: 2, ..Case::default() });
+}
+
+#[test]
+fn splits_scales_and_other_head_counts() {
+    check(&Case { lengths: &[(2, 700)], splits: 3, scales: true, heads: 1, seed: 3, ..Case::default() });
+    check(&Case { lengths: &[(5, 130)], heads: 16, seed: 4, ..Case::default() });
+}
+
+#[test]
+fn ranks_score_their_own_pages() {
+    for rank in 0..3 {
+        check(&Case { lengths: &[(1, 600), (1, 100)], world: 3, rank, seed: 5, ..Case::default() });
+    }
+}
+
+/// Everything above, for faulty kernels.
+pub(crate) fn all() {
+    one_row_of_the_m3_shape();
+    ragged_batches_with_speculative_rows();
+    splits_scales_and_other_head_counts();
+    ranks_score_their_own_pages();
+}

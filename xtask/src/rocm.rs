@@ -1,0 +1,99 @@
+//! `cargo xtask toolchain rocm` and `cargo xtask plugin rocm`: AMD kernels, compiled without ROCm.
+
+mod census;
+mod compile;
+mod mutants;
+mod toolchain;
+
+use std::path::{Path, PathBuf};
+
+use msa_emu::gfx9::code_object::CodeObject;
+use msa_emu::gfx9::disassemble::Disassembler;
+
+use toolchain::Toolchain;
+
+/// Architectures that kernels are built for.
+const ARCHITECTURES: [&str; 2] = ["gfx942", "gfx950"];
+
+/// Make sure that a compiler is there: clang 22 and lld 22, installed if they are not.
+///
+/// # Errors
+/// None can be found or installed; the message says what to do by hand.
+pub(crate) fn install_toolchain(root: &Path) -> Result<(), String> {
+    let toolchain = Toolchain::find_or_install(&target_folder(root))?;
+    println!("rocm toolchain: {}", toolchain.version()?);
+    Ok(())
+}
+
+/// Compile all kernels for all architectures, compare their census with the committed one, write the artifacts.
+///
+/// With `accept` the census of the sources is replaced by the one found.
+///
+/// # Errors
+/// The compiler's message, a build that does not repeat, a kernel that breaks a rule, a census that differs.
+pub(crate) fn build_plugin(root: &Path, accept: bool) -> Result<(), String> {
+    let target = target_folder(root);
+    let toolchain = Toolchain::find_or_install(&target)?;
+    let folder = target.join("plugins").join("rocm");
+    let sources = kernel_sources(root)?;
+    let mut kernels = Vec::new();
+    for architecture in ARCHITECTURES {
+        let disassembler = Disassembler::new(architecture).map_err(|error| error.to_string())?;
+        for source in &sources {
+            let object = compile::build_twice(&toolchain, source, architecture, &folder)?;
+            kernels.extend(census::of_object(&object, &disassembler)?);
+        }
+    }
+    kernels.iter().try_for_each(census::check_rules)?;
+    let census = root.join("msa-rocm").join("kernels").join("census");
+    census::compare(&kernels, &census, accept)?;
+    write_manifest(&folder, &toolchain.version()?, &kernels)?;
+    println!("rocm plugin: {} kernels in {}", kernels.len(), folder.display());
+    Ok(())
+}
+
+/// Compile the faulty kernels of `tests/emu/mutations.toml` beside the artifacts.
+///
+/// # Errors
+/// As for [`build_plugin`]; a fault whose text is not in the sources.
+pub(crate) fn build_mutants(root: &Path) -> Result<(), String> {
+    let target = target_folder(root);
+    let toolchain = Toolchain::find_or_install(&target)?;
+    let folder = target.join("plugins").join("rocm").join("mutants");
+    let count = mutants::build(root, &toolchain, &folder)?;
+    println!("rocm mutants: {count} in {}", folder.display());
+    Ok(())
+}
+
+/// Where cargo builds: `CARGO_TARGET_DIR` or `target`.
+fn target_folder(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
+}
+
+/// The `.cpp` files, sorted.
+fn kernel_sources(root: &Path) -> Result<Vec<PathBuf>, String> {
+    let folder = root.join("msa-rocm").join("kernels");
+    let entries = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut sources: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cpp"));
+    sources.sort();
+    if sources.is_empty() { Err(format!("no kernels in {}", folder.display())) } else { Ok(sources) }
+}
+
+fn read_object(path: &Path) -> Result<CodeObject, String> {
+    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    CodeObject::parse(&bytes).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// What the artifacts are, for whoever loads them: one line a kernel.
+fn write_manifest(folder: &Path, version: &str, kernels: &[census::Counted]) -> Result<(), String> {
+    let mut text = format!("# Written by `cargo xtask plugin rocm`.\ncompiler = {version:?}\n");
+    for kernel in kernels {
+        text.push_str(&format!(
+            "\n[[kernel]]\nname = {:?}\nsymbol = {:?}\nfile = {:?}\narch = {:?}\n",
+            kernel.name, kernel.census.kernel, kernel.file, kernel.architecture,
+        ));
+    }
+    let path = folder.join("manifest.toml");
+    std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
