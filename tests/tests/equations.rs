@@ -3,6 +3,8 @@
 //!
 //! A failure shrinks towards a small number and prints the case's line, which `msa-check -c` takes.
 
+#![allow(clippy::expect_used)]
+
 use msa_core::op::OpKind;
 use msa_core::tensor::DType;
 use msa_tests::case::{Case, Lens, ValueClass};
@@ -65,7 +67,7 @@ proptest! {
 /// Normal inputs and an f32 output: what is left is the error of the arithmetic.
 fn normal(op: OpKind, schedule: &str) -> Case {
     let line = format!("{}(hq=8,hkv=2,hi=2,block=32,page=64,k=8,schedule={schedule})", op.name());
-    let mut case: Case = line.parse().unwrap();
+    let mut case: Case = line.parse().expect("a case line");
     case.lengths = Lens::of(if op == OpKind::SparsePrefill { &[(100, 1500)] } else { &[(3, 1500), (1, 40)] });
     case.types.output = DType::F32;
     case.values = ValueClass::Normal;
