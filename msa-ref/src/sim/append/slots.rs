@@ -49,10 +49,9 @@ pub(super) fn place_rows(
         kv: Pages { count: kv.pages, tokens: page_tokens, null: kv.null_page.map(u64::from) },
         index: Pages { count: index.pages, tokens: page_tokens, null: index.null_page.map(u64::from) },
     };
-    // A step passes fewer rows than the tensors have: those behind are padding.
-    let both = slots.get(..rows as usize).zip(positions.get(..rows as usize));
-    let (slots, positions) =
-        both.ok_or_else(|| Error::invalid("slots", format!("at least {rows} rows"), slots.len()))?;
+    let (Some(slots), Some(positions)) = (slots.get(..rows as usize), positions.get(..rows as usize)) else {
+        return Err(Error::invalid("slots", format!("{rows} rows"), slots.len()));
+    };
     Ok(target.place(slots, positions))
 }
 
