@@ -12,9 +12,9 @@ pub mod memory;
 pub mod oracle;
 pub mod plugin_files;
 pub mod random;
-pub mod random_case;
 pub mod report;
 pub mod rows;
 pub mod steps;
+pub mod trial;
 
 pub use case::Case;
