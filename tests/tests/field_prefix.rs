@@ -21,6 +21,13 @@ fn f03_offsets_of_full_lengths_are_refused() {
     // 0xff is what the harness fills outputs with: nothing was written.
     assert!((0..10).all(|row| got.whole_row(row).iter().all(|b| *b == 0xff)));
     assert!(Lengths::from_lists(&[10, 1], &[1034]).is_err(), "lists of two lengths");
+    // Rows that exist, but more of one request than it was planned for: only the other one runs.
+    let mut trial = Trial::of("sparse_decode(hq=8,hkv=2,hi=2,len=[2x300,8x300])").unwrap();
+    trial.set_i32s(Role::QueryOffsets, &[0, 3, 10]).unwrap();
+    let got = trial.run().unwrap();
+    assert_eq!(got.status.0, Status::LENGTH);
+    assert!((0..3).all(|row| got.whole_row(row).iter().all(|b| *b == 0xff)));
+    assert!((3..10).all(|row| got.values(Role::Lse, row).iter().all(|v| v.is_finite())));
 }
 
 #[test]
