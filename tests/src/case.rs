@@ -175,6 +175,11 @@ impl Case {
         }
     }
 
+    /// True if every sum of the case is exact in f32 in any order. What norm and RoPE give is not.
+    pub fn is_exact(&self) -> bool {
+        self.values == ValueClass::Exact && !(self.op == OpKind::Step && self.choices.appends)
+    }
+
     /// Rows of the requests, padded ones apart.
     pub fn rows(&self) -> u32 {
         self.lengths.0.iter().map(|r| r.query_len).sum()

@@ -15,5 +15,6 @@ pub mod random;
 pub mod report;
 pub mod rows;
 pub mod steps;
+pub mod trial;
 
 pub use case::Case;

@@ -333,8 +333,11 @@ impl<'a> Image<'a> {
         Self { spans: contents.iter().map(|c| (c.address(), c.data())).collect() }
     }
 
-    /// `length` bytes at a device address.
+    /// `length` bytes at a device address; no bytes are anywhere.
     pub fn bytes(&self, address: u64, length: u64) -> Result<&'a [u8]> {
+        if length == 0 {
+            return Ok(&[]);
+        }
         let found = self.spans.iter().find_map(|(base, data)| {
             let offset = usize::try_from(address.checked_sub(*base)?).ok()?;
             data.get(offset..offset.checked_add(length as usize)?)

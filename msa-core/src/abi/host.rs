@@ -148,7 +148,7 @@ impl HostMemory<'_> {
         HostMemory { spans: spans.collect() }
     }
 
-    /// `length` bytes at `address`; an error outside what the run was given.
+    /// `length` bytes at `address`; an error outside what the run was given. No bytes are anywhere.
     pub fn bytes(&self, address: u64, length: u64) -> Result<&[u8]> {
         if length == 0 {
             return Ok(&[]);
@@ -293,51 +293,62 @@ fn join(mut ranges: Vec<Range>) -> Vec<Range> {
     joined
 }
 
-/// Host memory as device memory.
+/// Host memory as device memory. Memory that nothing writes takes no room where the system backs pages on first use.
 #[derive(Default)]
 pub struct HostAllocator {
-    live: Mutex<HashMap<u64, Layout>>,
+    live: Mutex<HashMap<u64, Block>>,
+}
+
+/// An allocation, a little larger than what was asked for so that the address inside it is aligned: the system's
+/// allocator would clear every byte of an over-aligned one itself, and so back all of it.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    pointer: usize,
+    layout: Layout,
+    bytes: u64,
 }
 
 const ALLOCATION_ALIGNMENT: usize = 256;
 
+/// What every allocator gives without further ado.
+const NATURAL_ALIGNMENT: usize = 8;
+
 impl HostAllocator {
-    fn layouts(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Layout>> {
+    fn blocks(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Block>> {
         self.live.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn check(&self, address: u64, bytes: u64) -> Result<()> {
-        let inside = |(&base, layout): (&u64, &Layout)| {
-            address >= base
-                && address - base <= layout.size() as u64
-                && bytes <= layout.size() as u64 - (address - base)
+        let inside = |(&base, block): (&u64, &Block)| {
+            address >= base && address - base <= block.bytes && bytes <= block.bytes - (address - base)
         };
-        let live = self.layouts().iter().any(inside);
+        let live = self.blocks().iter().any(inside);
         require(live, "address", "memory of this device", format!("{bytes} bytes at {address:#x}"))
     }
 }
 
 impl Memory for HostAllocator {
     fn allocate(&self, bytes: u64) -> Result<u64> {
-        let size = usize::try_from(bytes.max(1))
-            .map_err(|_| Error::invalid("bytes", "an addressable size", bytes))?;
-        let layout = Layout::from_size_align(size, ALLOCATION_ALIGNMENT)
+        let size = usize::try_from(bytes.max(1)).ok().and_then(|size| size.checked_add(ALLOCATION_ALIGNMENT));
+        let size = size.ok_or_else(|| Error::invalid("bytes", "an addressable size", bytes))?;
+        let layout = Layout::from_size_align(size, NATURAL_ALIGNMENT)
             .map_err(|e| Error::invalid("bytes", "an allocatable size", e))?;
         // SAFETY: the layout has a size above zero.
         let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
         if pointer.is_null() {
             return Err(Error::Device { code: 12, text: format!("out of memory: {bytes} bytes") });
         }
-        self.layouts().insert(pointer as u64, layout);
-        Ok(pointer as u64)
+        let address = (pointer as usize).next_multiple_of(ALLOCATION_ALIGNMENT) as u64;
+        self.blocks().insert(address, Block { pointer: pointer as usize, layout, bytes: bytes.max(1) });
+        Ok(address)
     }
 
     fn free(&self, address: u64) -> Result<()> {
-        let layout = self.layouts().remove(&address);
-        let layout =
-            layout.ok_or_else(|| Error::invalid("address", "a live allocation", format!("{address:#x}")))?;
-        // SAFETY: the address came from `alloc_zeroed` with this layout and was removed from the live set just now.
-        unsafe { std::alloc::dealloc(address as *mut u8, layout) };
+        let block = self.blocks().remove(&address);
+        let block =
+            block.ok_or_else(|| Error::invalid("address", "a live allocation", format!("{address:#x}")))?;
+        // SAFETY: the pointer came from `alloc_zeroed` with this layout and was removed from the live set just now.
+        unsafe { std::alloc::dealloc(block.pointer as *mut u8, block.layout) };
         Ok(())
     }
 
@@ -362,9 +373,9 @@ impl Memory for HostAllocator {
 
 impl Drop for HostAllocator {
     fn drop(&mut self) {
-        for (address, layout) in self.layouts().drain() {
-            // SAFETY: every live address came from `alloc_zeroed` with its layout.
-            unsafe { std::alloc::dealloc(address as *mut u8, layout) };
+        for (_, block) in self.blocks().drain() {
+            // SAFETY: every live pointer came from `alloc_zeroed` with its layout.
+            unsafe { std::alloc::dealloc(block.pointer as *mut u8, block.layout) };
         }
     }
 }
@@ -391,6 +402,8 @@ mod tests {
         assert!(memory.bytes(range.address - 1, 1).is_err());
         assert!(memory.bytes(range.address, u64::MAX).is_err());
         assert!(memory.bytes_mut(range.address, 1).is_err());
+        // A row of an empty tensor is empty, wherever it stands.
+        assert!(memory.bytes(0, 0).unwrap().is_empty() && memory.bytes_mut(1, 0).unwrap().is_empty());
     }
 
     #[test]

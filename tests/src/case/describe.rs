@@ -7,7 +7,7 @@ use msa_core::op::{
 };
 use msa_core::plan::PlanOptions;
 
-use super::{Case, ValueClass};
+use super::Case;
 
 impl Case {
     /// The descriptor, checked.
@@ -143,6 +143,6 @@ impl Case {
     /// Exact weights of 0 and 1 need logits hundreds apart: scale 1 unless the case says otherwise.
     fn softmax_scale(&self) -> f32 {
         let own = self.choices.softmax_scale;
-        if own == 0.0 && self.values == ValueClass::Exact { 1.0 } else { own }
+        if own == 0.0 && self.is_exact() { 1.0 } else { own }
     }
 }

@@ -8,13 +8,18 @@ use crate::random::Random;
 
 /// `[T, lists, k]` of the case's kind; padded rows hold ids out of range.
 pub fn block_indices(case: &Case, batch: &Batch, rows: usize, lists: usize) -> Vec<i32> {
-    let mut random = Random::new(case.seed, "lists");
     let k = case.geometry.top_k as usize;
     let mut all = Vec::with_capacity(rows * lists * k);
+    let mut random = Random::new(case.seed, "lists of request 0");
+    let mut drawn_for = 0;
     for row in 0..rows {
+        let request = batch.request_of.get(row).copied();
+        if let Some(request) = request.filter(|r| *r != drawn_for) {
+            random = Random::new(case.seed, &format!("lists of request {request}"));
+            drawn_for = request;
+        }
         for _ in 0..lists {
-            let own = (row < batch.request_of.len()).then(|| batch.position(row));
-            let mut list = match own {
+            let mut list = match request.map(|_| batch.position(row)) {
                 Some(position) if position >= 0 => one_list(case, &mut random, position as u64),
                 Some(_) => vec![0],
                 None => vec![i32::MAX; k],

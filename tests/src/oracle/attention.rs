@@ -15,15 +15,14 @@ use rayon::prelude::*;
 
 use super::cache::{Reader, Reading};
 use super::{Oracle, spec_error};
-use crate::case::ValueClass;
 use crate::compare::{Tally, half_spacing, i32s, round_to, smallest_step, widen};
 use crate::inputs::scale_of;
 use crate::memory::Image;
 use crate::report::Evidence;
 use crate::rows::{CacheSide, Side};
 
-/// Weights below 2^-126 may become 0, and sums of products lose what is below the subnormals.
-const UNDERFLOW: f64 = 1e-36;
+/// Weights below 2^-126 may become 0.
+const UNDERFLOW: f64 = 1.2e-38;
 
 /// Outputs and LSEs of the sampled rows.
 pub(super) fn check(oracle: &Oracle<'_>, op: &Attention) -> Result<(Tally, Evidence)> {
@@ -90,14 +89,14 @@ impl<'a> Work<'a> {
         let mut tally = Tally::default();
         let output = Image::tensor(oracle.args, Role::Output)?;
         let got = widen(output.dtype, oracle.image.row(&output, &[row as u64, head.into()])?);
+        let slack = self.underflow(row, head, &list) + smallest_step(output.dtype);
         for (d, got) in got.into_iter().enumerate() {
             let place = format!("output[t={row},h={head},d={d}]");
             let (want, off) = (bound.output[d], bound.output_bound[d]);
-            if oracle.case.values == ValueClass::Exact {
+            if oracle.case.is_exact() {
                 let want = round_to(output.dtype, f64::from(want as f32) * self.value_factor);
                 tally.within(output.dtype, place, got, want, 0.0);
             } else {
-                let slack = UNDERFLOW + smallest_step(output.dtype);
                 tally.within(
                     output.dtype,
                     place,
@@ -113,6 +112,17 @@ impl<'a> Work<'a> {
             self.check_lse(&mut tally, &bound, row, head, row_lse[head as usize]);
         }
         Ok(tally)
+    }
+
+    /// What weights that become 0 may take from the output: their number times the largest value.
+    fn underflow(&self, row: usize, head: u32, list: &[(i32, usize, usize)]) -> f64 {
+        let (request, kv_head) = (self.oracle.batch.request_of[row], self.op.geometry.kv_head_of(head));
+        let of_block = |(id, _, visible): &(i32, usize, usize)| {
+            let (_, values) = &self.blocks[&(request, kv_head, *id)];
+            let largest = values.iter().filter(|v| v.is_finite()).fold(0.0, |top: f64, v| top.max(v.abs()));
+            *visible as f64 * largest
+        };
+        UNDERFLOW * list.iter().map(of_block).sum::<f64>() * self.value_factor.abs() + 1e-44
     }
 
     fn check_lse(&self, tally: &mut Tally, bound: &AttentionBound, row: usize, head: u32, got: f64) {

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::cache::{Reader, Reading};
 use super::{Oracle, spec_error};
-use crate::case::{Case, ValueClass};
+use crate::case::Case;
 use crate::compare::{Tally, i32s, widen};
 use crate::inputs::scale_of;
 use crate::memory::Image;
@@ -37,7 +37,7 @@ pub(super) fn check_scores(oracle: &Oracle<'_>) -> Result<(Tally, Evidence)> {
                 // Blocks after the own one are not candidates.
                 let (want, bound) = scores.get(block).copied().unwrap_or((f64::NEG_INFINITY, 0.0));
                 let place = format!("scores[t={row},h={head},b={block}]");
-                if oracle.case.values == ValueClass::Exact {
+                if oracle.case.is_exact() {
                     tally.within(DType::F32, place, got, f64::from(want as f32), 0.0);
                 } else {
                     tally.within(DType::F32, place, got, want, bound);
@@ -200,7 +200,7 @@ pub(super) fn check_step_selection(oracle: &Oracle<'_>) -> Result<(Tally, Eviden
         for list in 0..tensor.extent(1) {
             let got = i32s(oracle.image.row(&tensor, &[*row as u64, list])?);
             let want = wanted_list(oracle, *row, &exact, list as usize, &rule)?;
-            let near = got != want && oracle.case.values != ValueClass::Exact && {
+            let near = got != want && !oracle.case.is_exact() && {
                 let lists: Vec<&Bounded> = match oracle.case.choices.grouping {
                     Grouping::PerHead => vec![&heads[list as usize]],
                     Grouping::Reduced => heads.iter().collect(),
