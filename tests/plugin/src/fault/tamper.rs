@@ -57,7 +57,8 @@ pub(super) unsafe fn before(fault: Fault, plan: &Plan, args: &mut Args, workspac
             }
             Fault::NanScaleZero => {
                 let zero = |byte: u8| if byte & 0x7f == 0x7f { 0 } else { byte };
-                ["key_scale", "value_scale"].map(|name| edit(&mut undo, plan, args, name, zero));
+                edit(&mut undo, plan, args, "key_scale", zero);
+                edit(&mut undo, plan, args, "value_scale", zero);
             }
             Fault::ValueScaleOrder => args.kv_cache.iter_mut().for_each(|cache| {
                 cache.v_scale_order = match cache.v_scale_order {
