@@ -102,7 +102,8 @@ proptest! {
     fn patterns_end(pattern in "[a*?]{0,12}", text in "[ab]{0,12}") {
         prop_assert!(sets::matches("*", &text));
         let _ = sets::matches(&pattern, &text);
-        prop_assert!(sets::matches(&format!("*{text}*"), &text));
+        let around = format!("*{text}*");
+        prop_assert!(sets::matches(&around, &text));
     }
 }
 
