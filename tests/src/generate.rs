@@ -247,6 +247,10 @@ fn choose(random: &mut Random, case: &mut Case, cell: Cell) {
         OpKind::Step => {
             case.choices.prefill = cell.rows == Rows::Many;
             case.choices.appends = random.one_in(2);
+            // Norm and RoPE leave nothing exact, and make of edge values others.
+            if case.choices.appends && matches!(case.values, ValueClass::Exact | ValueClass::Edge) {
+                case.values = ValueClass::Normal;
+            }
         }
         _ => {}
     }

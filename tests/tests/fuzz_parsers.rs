@@ -1,5 +1,6 @@
 //! Damaged and random text into every parser of the harness and of the core: an error or a value, never a panic, and
 //! what parses prints the same again. Bounded, so that they run with every test run.
+#![allow(clippy::expect_used)] // In the functions beside the tests too: a failure there fails the test.
 
 use msa_core::loader::Manifest;
 use msa_core::plan::Plan;

@@ -32,7 +32,8 @@ pub fn time_case(device: &Arc<dyn Device>, case: &Case, runs: usize) -> Result<(
     let tensors: u64 = made.tensors.iter().map(|t| t.shape.iter().product::<u64>() * t.dtype.bytes()).sum();
     let run = Run::start(device, case, &plan, &made)?;
     let bytes = plan.workspace_bytes as usize;
-    let workspace = Guarded::new(device, "workspace", &vec![POISONS[0]; bytes], vec![0..bytes])?;
+    let used = 0..bytes;
+    let workspace = Guarded::new(device, "workspace", &vec![POISONS[0]; bytes], vec![used])?;
     let span = Span { address: workspace.span().address, bytes: plan.workspace_bytes };
     let mut times = Vec::new();
     for index in 0..runs + WARM_UP {
