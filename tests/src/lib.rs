@@ -7,6 +7,7 @@
 pub mod case;
 pub mod compare;
 pub mod decode_case;
+pub mod generate;
 pub mod inputs;
 pub mod memory;
 pub mod oracle;
@@ -14,6 +15,7 @@ pub mod plugin_files;
 pub mod random;
 pub mod report;
 pub mod rows;
+pub mod sets;
 pub mod steps;
 pub mod trial;
 

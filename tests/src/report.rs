@@ -23,6 +23,10 @@ pub enum Check {
     Spec,
     /// Not the bits of the reference.
     Sim,
+    /// Not the bits of the same run with its pages close together.
+    Far,
+    /// A case that is known to fail passed.
+    Known,
     /// The child process died.
     Crash,
     /// The child process did not end in time.
@@ -41,6 +45,8 @@ impl Check {
             Self::Status => "status",
             Self::Spec => "spec",
             Self::Sim => "sim",
+            Self::Far => "far",
+            Self::Known => "known",
             Self::Crash => "crash",
             Self::Timeout => "timeout",
         }
@@ -48,8 +54,8 @@ impl Check {
 
     /// From its name.
     pub fn from_name(name: &str) -> Option<Self> {
-        use Check::{Call, Canary, Crash, Plan, Repeat, Sim, Spec, Status, Timeout, Trespass};
-        let all = [Call, Plan, Canary, Trespass, Repeat, Status, Spec, Sim, Crash, Timeout];
+        use Check::{Call, Canary, Crash, Far, Known, Plan, Repeat, Sim, Spec, Status, Timeout, Trespass};
+        let all = [Call, Plan, Canary, Trespass, Repeat, Status, Spec, Sim, Far, Known, Crash, Timeout];
         all.into_iter().find(|c| c.name() == name)
     }
 }

@@ -11,15 +11,21 @@
 //!    uninitialised was read.
 //! 7. Outputs are within the bound of the equations, and equal the reference's execution of the same plan.
 
+mod far;
+mod timing;
+
+pub use timing::{Cost, time_case};
+
 use std::sync::Arc;
 
+use msa_core::args::Args;
 use msa_core::backend::{Device, Prepared, Status, Stream};
 use msa_core::error::{Error, Result};
 use msa_core::op::Op;
 use msa_core::plan::{Plan, WORKSPACE_ALIGNMENT};
 use msa_core::variant::Support;
 
-use crate::case::Case;
+use crate::case::{CacheLayout, Case};
 use crate::inputs::{self, Inputs};
 use crate::memory::{Contents, Guarded, Image, Placement};
 use crate::oracle::{Oracle, simulate};
@@ -74,6 +80,9 @@ fn try_case(device: &Arc<dyn Device>, case: &Case, oracles: Oracles) -> Result<V
     failures.extend(trespasses(&first));
     failures.extend(check_status(case, &inputs, run.status));
     failures.extend(repeat(&run, case, &first)?);
+    if case.layout == CacheLayout::Far {
+        failures.extend(far::check(&run, case, &first)?);
+    }
     let mut evidence = Evidence { variant: plan.variant.clone(), ..Evidence::default() };
     evidence.hash = hash(&first);
     if oracles.equations {
@@ -116,6 +125,11 @@ impl Run {
     /// Restores the inputs, poisons outputs and a new workspace, runs and waits.
     pub fn again(&self, poison: u8) -> Result<Status> {
         self.placement.reset(poison)?;
+        self.run_with(&self.placement.args, poison)
+    }
+
+    /// Runs on `args` in a new workspace that holds `poison`, and waits.
+    fn run_with(&self, args: &Args, poison: u8) -> Result<Status> {
         let bytes = self.prepared.plan().workspace_bytes;
         let contents = vec![poison; (bytes + SPARE_WORKSPACE) as usize];
         let used = 0..bytes as usize;
@@ -126,7 +140,7 @@ impl Run {
         let given = msa_core::Span { address: span.address, bytes };
         // SAFETY: every buffer of the placement and the workspace are live allocations of this device that nothing else
         // uses; `status` waits for the stream.
-        unsafe { self.prepared.enqueue(Stream::default(), &self.placement.args, given)? };
+        unsafe { self.prepared.enqueue(Stream::default(), args, given)? };
         // SAFETY: the workspace was enqueued just now and is alive.
         let status = unsafe { self.prepared.status(Stream::default(), given)? };
         match workspace.read()?.trespass() {

@@ -1,5 +1,6 @@
 //! Tasks of the msa workspace: `cargo xtask <command>`. One file per command.
 
+mod artifact;
 mod ci;
 mod codegen;
 mod cuda;
@@ -47,6 +48,8 @@ enum Command {
         #[arg(long)]
         mutants: bool,
     },
+    /// Make the folder that runs on another machine: plugins, tools, cases, recorded hashes
+    Dist,
     /// Compare instruction counts, registers and spills of the built CUDA kernels with the committed ones
     Census {
         /// Commit the new numbers
@@ -55,9 +58,11 @@ enum Command {
     },
 }
 
-/// Vendors whose kernels are compiled here.
+/// Vendors whose kernels are compiled here, and the reference.
 #[derive(Clone, Copy, ValueEnum)]
 enum Vendor {
+    /// The CPU reference as a plugin
+    Ref,
     /// NVIDIA
     Cuda,
     /// AMD
@@ -72,6 +77,9 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(&root),
         Command::Toolchain { vendor: Vendor::Cuda } => cuda::set_up(&root),
         Command::Toolchain { vendor: Vendor::Rocm } => rocm::install_toolchain(&root),
+        Command::Toolchain { vendor: Vendor::Ref } => Ok(()),
+        Command::Plugin { vendor: Vendor::Ref, .. } => artifact::build_reference(&root),
+        Command::Dist => artifact::dist(&root),
         Command::Plugin { vendor: Vendor::Cuda, .. } => cuda::plugin(&root),
         Command::Plugin { vendor: Vendor::Rocm, accept, mutants } => {
             let built = rocm::build_plugin(&root, accept);

@@ -62,6 +62,9 @@ pub enum CacheLayout {
     Contiguous,
     /// One row a page for three layers, index keys included; the middle layer is the one in use.
     BlockOuter,
+    /// Planar; the case runs once more with the pages so far apart that offsets pass 2^31 bytes, over memory that is
+    /// mapped but hardly used.
+    Far,
 }
 named!(CacheLayout {
     Planar = "planar",
@@ -70,6 +73,7 @@ named!(CacheLayout {
     Interleaved = "interleaved",
     Contiguous = "contiguous",
     BlockOuter = "block_outer",
+    Far = "far",
 });
 
 /// What the lists of selected blocks look like that attention is given.

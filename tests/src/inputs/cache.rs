@@ -69,7 +69,7 @@ pub fn allocations(
 fn kv_views(case: &Case, pages: u64) -> Result<KvCache> {
     let (g, format) = (&case.geometry, case.types.kv);
     match case.layout {
-        CacheLayout::Planar | CacheLayout::BlockOuter => planar(g, format, pages, 0),
+        CacheLayout::Planar | CacheLayout::BlockOuter | CacheLayout::Far => planar(g, format, pages, 0),
         CacheLayout::HeadSlot => head_slot(g, format, pages, 0),
         CacheLayout::SglangRow => sglang_row(g, format, pages, 0),
         CacheLayout::Interleaved => interleaved(g, format, pages, 0),
