@@ -17,6 +17,16 @@ pub(super) struct TileProduct {
     shift: i32,
 }
 
+/// How far the model of an instruction is confirmed.
+#[cfg(test)]
+pub(super) fn validation(dot: Dot) -> crate::arith::Validation {
+    match core(dot) {
+        Core::Fma => crate::arith::Validation::ByConstruction,
+        Core::Instruction(instruction) => instruction.validation(),
+        Core::Cdna4Fp8(_) | Core::Cdna4Bf16(_) => cdna4::VALIDATION,
+    }
+}
+
 /// What multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Core {
@@ -47,12 +57,14 @@ impl Core {
     }
 }
 
-/// Rows of an operand, codes in the order of the steps.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Rows(Vec<Code>);
-
-/// Any element's code, f32 bits included.
-type Code = u32;
+/// Rows of an operand in the order of the steps.
+#[derive(Debug, Clone)]
+pub(super) enum Rows {
+    /// As an instruction takes them.
+    Codes(Vec<u16>),
+    /// As an FMA does.
+    Numbers(Vec<f32>),
+}
 
 impl TileProduct {
     /// `halved`: FNUZ takes the second operand times 1/2.
@@ -105,89 +117,86 @@ impl TileProduct {
 
     /// The first operand: `rows [n][extent]`.
     pub(super) fn first(&self, rows: &[f32]) -> Rows {
-        self.encode(rows.chunks_exact(self.order.len()), 1, 1.0)
+        self.operand(rows, 1.0)
     }
 
     /// The second operand: `rows [n][extent]`.
     pub(super) fn second(&self, rows: &[f32]) -> Rows {
-        self.encode(rows.chunks_exact(self.order.len()), 1, power_of_two(self.shift))
+        self.operand(rows, power_of_two(self.shift))
     }
 
     /// The second operand from its transpose, `columns [extent][n]`.
     pub(super) fn second_transposed(&self, columns: &[f32]) -> Rows {
+        match self.core {
+            Core::Fma => Rows::Numbers(self.transposed(&self.rounded(columns, power_of_two(self.shift)))),
+            _ => Rows::Codes(self.transposed(&self.element.encode(columns, power_of_two(self.shift)))),
+        }
+    }
+
+    fn operand(&self, rows: &[f32], factor: f32) -> Rows {
+        match self.core {
+            Core::Fma => Rows::Numbers(self.ordered(&self.rounded(rows, factor))),
+            _ => Rows::Codes(self.ordered(&self.element.encode(rows, factor))),
+        }
+    }
+
+    fn rounded(&self, rows: &[f32], factor: f32) -> Vec<f32> {
+        rows.iter().map(|x| self.element.round(x * factor)).collect()
+    }
+
+    fn ordered<T: Copy>(&self, rows: &[T]) -> Vec<T> {
+        let rows = rows.chunks_exact(self.order.len().max(1));
+        rows.flat_map(|row| self.order.iter().map(|&element| row[element])).collect()
+    }
+
+    fn transposed<T: Copy>(&self, columns: &[T]) -> Vec<T> {
         let n = columns.len() / self.order.len().max(1);
-        self.encode((0..n).map(|row| &columns[row..]), n, power_of_two(self.shift))
-    }
-
-    fn encode<'r>(&self, rows: impl Iterator<Item = &'r [f32]>, stride: usize, factor: f32) -> Rows {
-        let mut codes = Vec::with_capacity(rows.size_hint().0 * self.order.len());
-        // The match stands outside the loops, which then vectorise.
-        match self.element {
-            Element::F32 => self.encode_as(rows, stride, factor, &mut codes, |x| Element::F32.encode(x)),
-            Element::Bf16 => self.encode_as(rows, stride, factor, &mut codes, |x| Element::Bf16.encode(x)),
-            Element::F16 => self.encode_as(rows, stride, factor, &mut codes, |x| Element::F16.encode(x)),
-            Element::E4m3 => self.encode_as(rows, stride, factor, &mut codes, |x| Element::E4m3.encode(x)),
-            Element::E4m3Fnuz => {
-                self.encode_as(rows, stride, factor, &mut codes, |x| Element::E4m3Fnuz.encode(x))
-            }
-        }
-        Rows(codes)
-    }
-
-    fn encode_as<'r>(
-        &self,
-        rows: impl Iterator<Item = &'r [f32]>,
-        stride: usize,
-        factor: f32,
-        codes: &mut Vec<Code>,
-        encode: impl Fn(f32) -> Code,
-    ) {
-        for row in rows {
-            let value = |&element: &usize| row.get(element * stride).copied().unwrap_or(0.0);
-            codes.extend(self.order.iter().map(value).map(|x| encode(x * factor)));
-        }
+        (0..n).flat_map(|row| self.order.iter().map(move |&element| columns[element * n + row])).collect()
     }
 
     /// `c[m][n] += a[m] . b[n]`, f32 bits. Scalar chains stop before element `used`: beyond it both operands are +0, which a
     /// tensor core does not notice, but which makes +0 out of an accumulator of -0.
     pub(super) fn accumulate(&self, a: &Rows, b: &Rows, used: usize, c: &mut [u32]) -> Result<()> {
-        match self.core {
-            Core::Fma => self.chain(a, b, used, c),
-            Core::Instruction(instruction) => return self.tile(instruction, a, b, c),
-            Core::Cdna4Fp8(_) => self.steps(a, b, c, |a, b, c| cdna4::fp8_dot_add(a, b, c)),
-            Core::Cdna4Bf16(_) => self.steps(a, b, c, |a, b, c| cdna3::half_dot_add(Operand::Bf16, a, b, c)),
+        match (self.core, a, b) {
+            (Core::Fma, Rows::Numbers(a), Rows::Numbers(b)) => self.chain(a, b, used, c),
+            (Core::Instruction(instruction), Rows::Codes(a), Rows::Codes(b)) => {
+                return self.tile(instruction, a, b, c);
+            }
+            (Core::Cdna4Fp8(_), Rows::Codes(a), Rows::Codes(b)) => {
+                self.steps(a, b, c, |a, b, c| cdna4::fp8_dot_add(a, b, c));
+            }
+            (Core::Cdna4Bf16(_), Rows::Codes(a), Rows::Codes(b)) => {
+                self.steps(a, b, c, |a, b, c| cdna3::half_dot_add(Operand::Bf16, a, b, c));
+            }
+            _ => return Err(Error::invalid("operands", "rows of this product", "another's")),
         }
         Ok(())
     }
 
-    fn tile(&self, instruction: DotInstruction, a: &Rows, b: &Rows, c: &mut [u32]) -> Result<()> {
+    fn tile(&self, instruction: DotInstruction, a: &[u16], b: &[u16], c: &mut [u32]) -> Result<()> {
         let extent = self.order.len().max(1);
         let shape = TileShape {
-            rows: a.0.len() / extent,
-            columns: b.0.len() / extent,
+            rows: a.len() / extent,
+            columns: b.len() / extent,
             steps: extent / instruction.k().max(1),
         };
-        dot_tile(instruction, shape, &halves(a), &halves(b), c)
-            .map_err(|e| Error::invalid("tile", "operands of one shape", e))
+        dot_tile(instruction, shape, a, b, c).map_err(|e| Error::invalid("tile", "operands of one shape", e))
     }
 
-    fn chain(&self, a: &Rows, b: &Rows, used: usize, c: &mut [u32]) {
+    fn chain(&self, a: &[f32], b: &[f32], used: usize, c: &mut [u32]) {
         let extent = self.order.len().max(1);
-        let columns = b.0.len() / extent;
-        for (a, c) in a.0.chunks_exact(extent).zip(c.chunks_exact_mut(columns.max(1))) {
-            for (b, c) in b.0.chunks_exact(extent).zip(c) {
+        let columns = b.len() / extent;
+        for (a, c) in a.chunks_exact(extent).zip(c.chunks_exact_mut(columns.max(1))) {
+            for (b, c) in b.chunks_exact(extent).zip(c) {
                 let pairs = self.order.iter().zip(a.iter().zip(b)).filter(|(element, _)| **element < used);
-                let link = |c: f32, (_, (&a, &b)): (&usize, (&u32, &u32))| {
-                    f32::from_bits(a).mul_add(f32::from_bits(b), c)
-                };
-                *c = pairs.fold(f32::from_bits(*c), link).to_bits();
+                let sum = pairs.fold(f32::from_bits(*c), |c, (_, (a, b))| a.mul_add(*b, c));
+                *c = sum.to_bits();
             }
         }
     }
 
-    fn steps(&self, a: &Rows, b: &Rows, c: &mut [u32], dot_add: impl Fn(&[u16], &[u16], u32) -> u32) {
+    fn steps(&self, a: &[u16], b: &[u16], c: &mut [u32], dot_add: impl Fn(&[u16], &[u16], u32) -> u32) {
         let (extent, k) = (self.order.len().max(1), self.core.k().max(1));
-        let (a, b) = (halves(a), halves(b));
         let columns = b.len() / extent;
         for (a, c) in a.chunks_exact(extent).zip(c.chunks_exact_mut(columns.max(1))) {
             for (b, c) in b.chunks_exact(extent).zip(c) {
@@ -196,10 +205,6 @@ impl TileProduct {
             }
         }
     }
-}
-
-fn halves(rows: &Rows) -> Vec<u16> {
-    rows.0.iter().map(|&code| code as u16).collect()
 }
 
 fn takes(core: Core, element: Element) -> bool {
