@@ -129,15 +129,15 @@ impl Attender {
 /// Merges normalised outputs as the `merge` op does.
 fn merged(parts: Vec<(Vec<f32>, Vec<f32>)>, heads: usize, channels: usize) -> (Vec<f32>, Vec<f32>) {
     let (mut output, mut lse) = (vec![0.0; heads * channels], vec![f32::NEG_INFINITY; heads]);
-    for head in 0..heads {
+    let rows = output.chunks_exact_mut(channels).zip(&mut lse).enumerate();
+    for (head, (out, total_lse)) in rows {
         let states: Vec<_> = parts.iter().map(|(_, lse)| Normalised { lse: lse[head], sum: 1.0 }).collect();
         let span = head * channels..(head + 1) * channels;
-        let out = &mut output[span.clone()];
         match combine(MergeDomain::Lse, LseBase::Natural, &states) {
             Combination::Empty => {}
             Combination::Only(part) => {
                 out.copy_from_slice(&parts[part].0[span]);
-                lse[head] = states[part].lse;
+                *total_lse = states[part].lse;
             }
             Combination::Weighted { weights, inverse, lse: total } => {
                 for (&weight, (own, _)) in weights.iter().zip(&parts).filter(|(weight, _)| **weight != 0.0) {
@@ -146,11 +146,11 @@ fn merged(parts: Vec<(Vec<f32>, Vec<f32>)>, heads: usize, channels: usize) -> (V
                         .for_each(|(sum, o)| *sum = weight.mul_add(*o, *sum));
                 }
                 out.iter_mut().for_each(|sum| *sum = canonical(*sum * inverse));
-                lse[head] = total;
+                *total_lse = total;
             }
             Combination::NotANumber => {
                 out.fill(canonical(f32::NAN));
-                lse[head] = canonical(f32::NAN);
+                *total_lse = canonical(f32::NAN);
             }
         }
     }

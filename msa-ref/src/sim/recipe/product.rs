@@ -163,7 +163,7 @@ impl TileProduct {
                 return self.tile(instruction, a, b, c);
             }
             (Core::Cdna4Fp8(_), Rows::Codes(a), Rows::Codes(b)) => {
-                self.steps(a, b, c, |a, b, c| cdna4::fp8_dot_add(a, b, c));
+                self.steps(a, b, c, cdna4::fp8_dot_add);
             }
             (Core::Cdna4Bf16(_), Rows::Codes(a), Rows::Codes(b)) => {
                 self.steps(a, b, c, |a, b, c| cdna3::half_dot_add(Operand::Bf16, a, b, c));

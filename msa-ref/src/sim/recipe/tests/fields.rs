@@ -135,7 +135,7 @@ fn every_named_arithmetic_is_executed_and_bad_ones_are_refused() {
     for named in NAMED {
         check(&named.arithmetic(), &op).unwrap();
     }
-    let refused: [(&str, fn(&mut AttentionArithmetic)); 8] = [
+    let refused: [Change; 8] = [
         ("parts", |a| a.parts = 3),
         ("parts", |a| a.parts = 0),
         ("tokens_per_update", |a| a.tokens_per_update = 8),
