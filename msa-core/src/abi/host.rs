@@ -150,6 +150,9 @@ impl HostMemory<'_> {
 
     /// `length` bytes at `address`; an error outside what the run was given.
     pub fn bytes(&self, address: u64, length: u64) -> Result<&[u8]> {
+        if length == 0 {
+            return Ok(&[]);
+        }
         let (base, span) = &self.spans[self.find(address, length)?];
         let offset = (address - base) as usize;
         let all = match span {
@@ -161,6 +164,9 @@ impl HostMemory<'_> {
 
     /// The same for writing; an error also where the run may only read.
     pub fn bytes_mut(&mut self, address: u64, length: u64) -> Result<&mut [u8]> {
+        if length == 0 {
+            return Ok(&mut []);
+        }
         let index = self.find(address, length)?;
         let (base, span) = &mut self.spans[index];
         let offset = (address - *base) as usize;

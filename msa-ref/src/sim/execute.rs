@@ -57,15 +57,17 @@ pub(crate) fn step(
     extents: Extents,
 ) -> Result<Status> {
     let Op::Step(op) = &plan.op else { return Err(Error::invalid("plan.op", "step", plan.op.name())) };
-    let mut status = Status::default();
-    if op.appends {
-        status = status.with(super::append::run(plan, memory, args, extents)?);
-    }
     let (batch, lengths) = Batch::read(memory, args, plan, extents)?;
+    let mut status = lengths;
+    if op.appends {
+        // Rows behind the last one of a request are padding: nothing of them is inserted or written.
+        let rows = batch.rows().iter().rposition(Option::is_some).map_or(0, |last| last as u64 + 1);
+        status = status.with(super::append::run(plan, memory, args, Extents { rows, ..extents })?);
+    }
     let indices = *required(args, Role::BlockIndices)?;
     let (lists, scored) = scores::select(plan, &op.index, &op.select, memory, args, &batch)?;
     write_lists(memory, &indices, &batch, &lists)?;
-    status = status.with(lengths).with(scored);
+    status = status.with(scored);
     Ok(status.with(attend(plan, &op.attention, memory, args, &batch, &lists)?))
 }
 

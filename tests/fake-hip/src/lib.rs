@@ -135,8 +135,10 @@ pub unsafe extern "C" fn hipGetDevicePropertiesR0600(properties: *mut c_void, de
         let bytes: *mut u8 = properties.cast();
         // SAFETY: the caller's promise.
         unsafe { bytes.write_bytes(0, 1472) };
+        // SAFETY: 1160 lies inside the structure.
+        let name = unsafe { bytes.add(1160) };
         // SAFETY: the text is shorter than the 256 bytes of the member.
-        unsafe { bytes.add(1160).copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+        unsafe { name.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
         Ok(())
     })
 }

@@ -1,6 +1,10 @@
 //! The host path of msa-rocm from end to end, on two simulated gfx950: load, plan, launch, capture, peers, errors.
 //!
 //! One test in one process: the HIP runtime of a process is opened once.
+#![allow(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "sequences of driver calls, as an engine makes them"
+)]
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail loudly")]
 
@@ -125,7 +129,7 @@ impl Random {
 
     /// FP8 of moderate size, never NaN.
     fn fp8(&mut self) -> u8 {
-        (self.word() as u8 & 0x87) | (self.word() % 6 + 4) as u8 * 8
+        (self.word() as u8 & 0x87) | ((self.word() % 6 + 4) as u8 * 8)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The compiler: clang 22 and lld 22, from the system or pinned from PyPI.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// The Python package whose clang and lld are pinned: its 0.17.1 carries LLVM 22.1.8. The published kernels are built with
@@ -73,7 +73,7 @@ fn runs(program: &Path, arguments: &[&str]) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-fn install(folder: &Path, python: &PathBuf) -> Result<(), String> {
+fn install(folder: &Path, python: &Path) -> Result<(), String> {
     println!("installing {PACKAGE} in {}", folder.display());
     let by_hand = format!("install clang-{LLVM} and lld-{LLVM}, or Python 3 with venv and pip");
     let run = |program: &Path, arguments: &[&str]| {

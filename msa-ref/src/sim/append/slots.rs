@@ -27,7 +27,7 @@ pub(super) struct CachePlace {
     pub(super) token: u64,
 }
 
-/// The place of each of `rows` rows, `None` for a row that is skipped, and what was out of range.
+/// The place of each of the first `rows` rows, `None` for a row that is skipped, and what was out of range.
 pub(super) fn place_rows(
     op: &Append,
     memory: &HostMemory<'_>,
@@ -49,10 +49,10 @@ pub(super) fn place_rows(
         kv: Pages { count: kv.pages, tokens: page_tokens, null: kv.null_page.map(u64::from) },
         index: Pages { count: index.pages, tokens: page_tokens, null: index.null_page.map(u64::from) },
     };
-    if slots.len() as u64 != rows || positions.len() as u64 != rows {
+    let (Some(slots), Some(positions)) = (slots.get(..rows as usize), positions.get(..rows as usize)) else {
         return Err(Error::invalid("slots", format!("{rows} rows"), slots.len()));
-    }
-    Ok(target.place(&slots, &positions))
+    };
+    Ok(target.place(slots, positions))
 }
 
 /// What slots and positions may name.

@@ -98,7 +98,6 @@ fn inputs(case: &Case) -> Inputs {
 
 /// Strides of what is written: rows of a head are packed, tokens have gaps.
 struct Layout {
-    row: usize,
     token: usize,
     head: usize,
     page: usize,
@@ -113,7 +112,7 @@ impl Layout {
         };
         let token = row + 16;
         let head = if case.query { token } else { token * BLOCK };
-        Self { row, token, head, page: head * HEADS }
+        Self { token, head, page: head * HEADS }
     }
 }
 

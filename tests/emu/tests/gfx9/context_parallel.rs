@@ -123,8 +123,8 @@ pub(crate) fn run(kernels: &Kernels, case: &Case<'_>) -> Result<Outcome, EmuErro
             streams.push(stream);
             continue;
         }
-        for round in 0..case.rounds {
-            let own = own_scores(&scores[round], blocks, number, world);
+        for (round, scores) in scores.iter().enumerate().take(case.rounds) {
+            let own = own_scores(scores, blocks, number, world);
             let columns = own.len() / (rows * case.heads);
             let own = machine.constant(&bytes_of(&own, f32::to_le_bytes));
             let mut select = parameters(&case.op, batch, case.heads, columns);
