@@ -146,8 +146,10 @@ pub struct Product {
     pub operand: Operand,
     /// Members of each step.
     pub steps: Steps,
+    /// Power of two that the second operand is multiplied by before it is rounded; the result is divided by it.
+    pub shift: i32,
 }
-fields!(Product { leaf dot, leaf operand, node steps });
+fields!(Product { leaf dot, leaf operand, node steps, leaf shift });
 
 /// `2^x`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -173,12 +175,28 @@ pub enum Reference {
     #[default]
     Running = 0,
     /// A reference that lags behind the maximum: it is raised to it, for all heads of a (row, list), only where the
-    /// sum of a quad of some head exceeds what P can hold (448 in E4M3, 1e18 in bf16) or is no number.
+    /// sum of a quad of some head over one update exceeds `lag_limit` or is no number.
     Lagging = 1,
     /// The maximum of the block alone: every block is a state of its own.
     PerBlock = 2,
 }
 names!(Reference { Running = "running", Lagging = "lagging", PerBlock = "per_block" });
+
+/// How the argument of the exponential is made from a score S, a reference m and `c = f32(scale * log2 e)`; a reference
+/// of -inf counts as 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Exponent {
+    /// `(S - m) * c`, m being a score; P is scaled after the exponential.
+    #[default]
+    Difference = 0,
+    /// `fma(S, c, -(m * c))`, m being a score; P is scaled after the exponential.
+    Fused = 1,
+    /// `fma(S, c, -(m - f))`, m being a score times c and f the logarithm of P's scale, so that row sums and outputs are
+    /// scaled with P.
+    Scaled = 2,
+}
+names!(Exponent { Difference = "difference", Fused = "fused", Scaled = "scaled" });
 
 /// Order in which the terms of a row sum are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -212,14 +230,52 @@ names!(RowSum {
 pub struct Probability {
     /// Element type.
     pub operand: Operand,
-    /// Power of two that P is scaled by before rounding.
+    /// Power of two that P is scaled by before rounding; see [`Exponent`].
     pub scale_log2: i32,
-    /// True if P is further scaled by 448 (added to the exponent as log2(448)).
+    /// True if P is further scaled by 448: f32(log2 448) is added to f of [`Exponent::Scaled`].
     pub times_448: bool,
     /// True if the normaliser sums the rounded P.
     pub sum_rounded: bool,
 }
 fields!(Probability { leaf operand, leaf scale_log2, leaf times_448, leaf sum_rounded });
+
+/// How the sum of one update enters the row sum l, a being the factor of what was summed under the old reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum SumUpdate {
+    /// Each partial sum on its own: `l_i = l_i * a` where the reference was raised, then the terms are added; the partial
+    /// sums meet after the last block.
+    #[default]
+    Partial = 0,
+    /// `l = fma(l, a, sum of the update)`.
+    Fused = 1,
+}
+names!(SumUpdate { Partial = "partial", Fused = "fused" });
+
+/// Which states take part when states are combined, from zero and in ascending order, as `l = fma(l_s, a_s, l)` and
+/// `O = fma(O_s, a_s, O)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Combine {
+    /// Those with a weight; a single one is taken as it is.
+    #[default]
+    Live = 0,
+    /// All.
+    All = 1,
+}
+names!(Combine { Live = "live", All = "all" });
+
+/// What the parts of a plan's slots leave for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Splits {
+    /// States, combined as the states of one part are.
+    #[default]
+    States = 0,
+    /// Normalised outputs and LSEs, merged as the `merge` op does.
+    Merged = 1,
+}
+names!(Splits { States = "states", Merged = "merged" });
 
 /// How the normalised output is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -246,12 +302,22 @@ pub struct AttentionArithmetic {
     pub tokens_per_update: u32,
     /// Exponential.
     pub exp2: Exp2,
+    /// How its argument is made.
+    pub exponent: Exponent,
     /// What exponents are relative to.
     pub reference: Reference,
+    /// Lagging reference: largest sum of a quad over one update that is kept. 0 where the reference does not lag.
+    pub lag_limit: u64,
     /// Rounding and scaling of P.
     pub probability: Probability,
     /// Order of the row sum.
     pub row_sum: RowSum,
+    /// How the sum of an update enters it.
+    pub sum_update: SumUpdate,
+    /// How states are combined.
+    pub combine: Combine,
+    /// What the parts of a plan's slots leave for each other.
+    pub splits: Splits,
     /// Last step.
     pub normalise: Normalise,
     /// True if each block's product starts from zero and is added to O with FMA (`O = O*a + block`).
@@ -260,8 +326,9 @@ pub struct AttentionArithmetic {
     pub partial: Operand,
 }
 fields!(AttentionArithmetic {
-    node scores, node values, leaf parts, leaf tokens_per_update, leaf exp2, leaf reference, node probability,
-    leaf row_sum, leaf normalise, leaf promote, leaf partial,
+    node scores, node values, leaf parts, leaf tokens_per_update, leaf exp2, leaf exponent, leaf reference,
+    leaf lag_limit, node probability, leaf row_sum, leaf sum_update, leaf combine, leaf splits, leaf normalise,
+    leaf promote, leaf partial,
 });
 
 /// How far a device's arithmetic is known.

@@ -93,6 +93,7 @@ impl Device for ReferenceDevice {
         if !known {
             return Err(Error::Plan(format!("variant: want one of ref:0, got '{}'", plan.variant)));
         }
+        sim::recipe::check(&plan.arithmetic, &plan.op)?;
         Ok(Box::new(HostPrepared::new(Kernel { plan: plan.clone() })?))
     }
 

@@ -1,4 +1,5 @@
-//! Executes plans under the arithmetic that they name, bit for bit, on host memory.
+//! Executes plans under the arithmetic that they name, bit for bit, on host memory: `f32` with kernels of its own, every
+//! other one by [`recipe`].
 //!
 //! # The arithmetic `f32`
 //!
@@ -37,10 +38,10 @@ pub mod block;
 pub mod candidates;
 pub mod cdna;
 pub(crate) mod execute;
-pub mod hopper;
 pub mod index_score;
 pub mod merge;
 pub mod paged;
+pub mod recipe;
 pub mod select;
 mod slots;
 pub mod state;

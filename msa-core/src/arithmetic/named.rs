@@ -1,9 +1,11 @@
 //! The arithmetics that have a name.
 
-use super::{
-    Arithmetic, AttentionArithmetic, Dot, Exp2, Normalise, Operand, Probability, Product, Reference, RowSum,
-    Steps, Validation,
-};
+mod cdna;
+mod decode;
+mod f32;
+mod prefill;
+
+use super::{Arithmetic, AttentionArithmetic, Exp2, Product, Validation};
 use crate::error::{Error, Result};
 
 /// A named arithmetic.
@@ -36,6 +38,28 @@ pub enum Named {
     Cdna3Decode = 10,
     /// gfx950 decode: both products through FP8 (OCP) MFMA, under an assumption.
     Cdna4Decode = 11,
+    /// Hopper decode of NVFP4 caches whose index keys are not rounded to E4M3: f16 holds code times scale.
+    HopperDecodeExactF16 = 12,
+    /// [`Named::HopperDecodeFaithful`] with a software exponential of degree 3.
+    HopperDecodePolynomial3 = 13,
+    /// The same of degree 4.
+    HopperDecodePolynomial4 = 14,
+    /// The same of degree 5.
+    HopperDecodePolynomial5 = 15,
+    /// [`Named::HopperPrefillFp8`] with P as it comes, relative to the running maximum.
+    HopperPrefillFp8Unscaled = 16,
+    /// The same with P times 448, the end of E4M3.
+    HopperPrefillFp8Times448 = 17,
+    /// [`Named::HopperPrefillFp8`] with P and V in bf16.
+    HopperPrefillFp8WideP = 18,
+    /// [`Named::HopperDecodeFaithful`] with its products in `tcgen05.mma` kind::f16.
+    Tcgen05DecodeFaithful = 19,
+    /// The same with index scores through kind::f8f6f4, which keeps 24 bits.
+    Tcgen05DecodeFast = 20,
+    /// [`Named::HopperPrefillFp8`] with its products in kind::f8f6f4.
+    Tcgen05PrefillFp8 = 21,
+    /// [`Named::HopperPrefillBf16`] with its products in kind::f16.
+    Tcgen05PrefillBf16 = 22,
 }
 
 /// Every named arithmetic; the first is the default.
@@ -52,6 +76,17 @@ pub const NAMED: &[Named] = &[
     Named::HopperPrefillBf16,
     Named::Cdna3Decode,
     Named::Cdna4Decode,
+    Named::HopperDecodeExactF16,
+    Named::HopperDecodePolynomial3,
+    Named::HopperDecodePolynomial4,
+    Named::HopperDecodePolynomial5,
+    Named::HopperPrefillFp8Unscaled,
+    Named::HopperPrefillFp8Times448,
+    Named::HopperPrefillFp8WideP,
+    Named::Tcgen05DecodeFaithful,
+    Named::Tcgen05DecodeFast,
+    Named::Tcgen05PrefillFp8,
+    Named::Tcgen05PrefillBf16,
 ];
 
 /// The arithmetic called `name`.
@@ -79,157 +114,104 @@ impl Named {
             Self::HopperPrefillBf16 => "hopper_prefill_bf16",
             Self::Cdna3Decode => "cdna3_decode",
             Self::Cdna4Decode => "cdna4_decode",
+            Self::HopperDecodeExactF16 => "hopper_decode_exact_f16",
+            Self::HopperDecodePolynomial3 => "hopper_decode_polynomial3",
+            Self::HopperDecodePolynomial4 => "hopper_decode_polynomial4",
+            Self::HopperDecodePolynomial5 => "hopper_decode_polynomial5",
+            Self::HopperPrefillFp8Unscaled => "hopper_prefill_fp8_unscaled",
+            Self::HopperPrefillFp8Times448 => "hopper_prefill_fp8_times_448",
+            Self::HopperPrefillFp8WideP => "hopper_prefill_fp8_wide_p",
+            Self::Tcgen05DecodeFaithful => "tcgen05_decode_faithful",
+            Self::Tcgen05DecodeFast => "tcgen05_decode_fast",
+            Self::Tcgen05PrefillFp8 => "tcgen05_prefill_fp8",
+            Self::Tcgen05PrefillBf16 => "tcgen05_prefill_bf16",
         }
     }
 
     /// The arithmetic itself.
     pub fn arithmetic(self) -> Arithmetic {
-        let (validation, index, attention) = match self {
-            Self::F32 => (Validation::Ieee, F32_PRODUCT, F32_ATTENTION),
-            Self::HopperDecodeFaithful => (Validation::Silicon, HOPPER_F16, HOPPER_DECODE),
-            Self::HopperDecodeFast => (Validation::Silicon, HOPPER_E4M3, HOPPER_DECODE),
-            Self::HopperDecodeMixed => (Validation::Silicon, HOPPER_BF16, HOPPER_DECODE_MIXED),
-            Self::HopperDecodeBf16 => (Validation::Silicon, HOPPER_BF16, HOPPER_DECODE_BF16),
-            Self::BlackwellDecodeFaithful => (Validation::Assumed, HOPPER_F16, HOPPER_DECODE),
-            Self::BlackwellDecodeMixed => (Validation::Assumed, HOPPER_BF16, HOPPER_DECODE_MIXED),
-            Self::BlackwellDecodeBf16 => (Validation::Assumed, HOPPER_BF16, HOPPER_DECODE_BF16),
-            Self::HopperPrefillFp8 => (Validation::Silicon, WGMMA_E4M3, HOPPER_UNION_FP8),
-            Self::HopperPrefillBf16 => (Validation::Silicon, WGMMA_BF16, HOPPER_UNION_BF16),
-            Self::Cdna3Decode => (Validation::Public, CDNA3_SCORES, CDNA3_DECODE),
-            Self::Cdna4Decode => (Validation::Assumed, CDNA4_SCORES, CDNA4_DECODE),
-        };
-        let kv_outer = match self {
-            Self::HopperPrefillFp8 => HOPPER_KV_OUTER_FP8,
-            Self::HopperPrefillBf16 => HOPPER_KV_OUTER_BF16,
-            _ => attention,
-        };
-        Arithmetic { name: self.name().to_owned(), validation, index, attention, kv_outer }
+        let (index, attention) = self.recipes();
+        let (name, validation) = (self.name().to_owned(), self.validation());
+        Arithmetic { name, validation, index, attention, kv_outer: self.kv_outer().unwrap_or(attention) }
+    }
+
+    /// How far the models involved are confirmed, on the device that the name means.
+    const fn validation(self) -> Validation {
+        match self {
+            Self::F32 => Validation::Ieee,
+            Self::HopperDecodeFaithful
+            | Self::HopperDecodeFast
+            | Self::HopperDecodeMixed
+            | Self::HopperDecodeBf16
+            | Self::HopperPrefillFp8
+            | Self::HopperPrefillBf16
+            | Self::HopperDecodeExactF16
+            | Self::HopperDecodePolynomial3
+            | Self::HopperDecodePolynomial4
+            | Self::HopperDecodePolynomial5
+            | Self::HopperPrefillFp8Unscaled
+            | Self::HopperPrefillFp8Times448
+            | Self::HopperPrefillFp8WideP => Validation::Silicon,
+            Self::Cdna3Decode => Validation::Public,
+            // The exponential of Blackwell and Rubin is taken to be Hopper's; CDNA4's products to be CDNA3's.
+            Self::BlackwellDecodeFaithful
+            | Self::BlackwellDecodeMixed
+            | Self::BlackwellDecodeBf16
+            | Self::Cdna4Decode
+            | Self::Tcgen05DecodeFaithful
+            | Self::Tcgen05DecodeFast
+            | Self::Tcgen05PrefillFp8
+            | Self::Tcgen05PrefillBf16 => Validation::Assumed,
+        }
+    }
+
+    /// Index scores, and attention of decode and union tiles.
+    const fn recipes(self) -> (Product, AttentionArithmetic) {
+        match self {
+            Self::F32 => (f32::PRODUCT, f32::ATTENTION),
+            Self::HopperDecodeFaithful | Self::BlackwellDecodeFaithful => (decode::F16, decode::ATTENTION),
+            Self::HopperDecodeFast => (decode::E4M3, decode::ATTENTION),
+            Self::HopperDecodeMixed | Self::BlackwellDecodeMixed => (decode::BF16, decode::MIXED),
+            Self::HopperDecodeBf16 | Self::BlackwellDecodeBf16 => (decode::BF16, decode::ATTENTION_BF16),
+            Self::HopperDecodeExactF16 => (decode::EXACT_F16, decode::ATTENTION),
+            Self::HopperDecodePolynomial3 => (decode::F16, decode::polynomial(Exp2::Polynomial3)),
+            Self::HopperDecodePolynomial4 => (decode::F16, decode::polynomial(Exp2::Polynomial4)),
+            Self::HopperDecodePolynomial5 => (decode::F16, decode::polynomial(Exp2::Polynomial5)),
+            Self::HopperPrefillFp8 => (prefill::E4M3, prefill::UNION_FP8),
+            Self::HopperPrefillBf16 => (prefill::BF16, prefill::UNION_BF16),
+            Self::HopperPrefillFp8Unscaled => (prefill::E4M3, prefill::running(prefill::UNION_FP8, false)),
+            Self::HopperPrefillFp8Times448 => (prefill::E4M3, prefill::running(prefill::UNION_FP8, true)),
+            Self::HopperPrefillFp8WideP => {
+                let limit = prefill::UNION_BF16.lag_limit;
+                (prefill::E4M3, prefill::bf16_probability(prefill::UNION_FP8, limit))
+            }
+            Self::Tcgen05DecodeFaithful => (decode::TCGEN05_F16, decode::TCGEN05),
+            Self::Tcgen05DecodeFast => (decode::TCGEN05_E4M3, decode::TCGEN05),
+            Self::Tcgen05PrefillFp8 => {
+                let product = prefill::TCGEN05_E4M3;
+                (product, prefill::tcgen05(prefill::UNION_FP8, product))
+            }
+            Self::Tcgen05PrefillBf16 => {
+                let product = prefill::TCGEN05_BF16;
+                (product, prefill::tcgen05(prefill::UNION_BF16, product))
+            }
+            Self::Cdna3Decode => (cdna::CDNA3_SCORES, cdna::CDNA3),
+            Self::Cdna4Decode => (cdna::CDNA4_SCORES, cdna::CDNA4),
+        }
+    }
+
+    /// KV-outer tiles, where they have a recipe of their own.
+    const fn kv_outer(self) -> Option<AttentionArithmetic> {
+        let (fp8, bf16) = (prefill::KV_OUTER_FP8, prefill::KV_OUTER_BF16);
+        match self {
+            Self::HopperPrefillFp8 => Some(fp8),
+            Self::HopperPrefillBf16 => Some(bf16),
+            Self::HopperPrefillFp8Unscaled => Some(prefill::running(fp8, false)),
+            Self::HopperPrefillFp8Times448 => Some(prefill::running(fp8, true)),
+            Self::HopperPrefillFp8WideP => Some(prefill::bf16_probability(fp8, 0)),
+            Self::Tcgen05PrefillFp8 => Some(prefill::tcgen05(fp8, prefill::TCGEN05_E4M3)),
+            Self::Tcgen05PrefillBf16 => Some(prefill::tcgen05(bf16, prefill::TCGEN05_BF16)),
+            _ => None,
+        }
     }
 }
-
-const F32_PRODUCT: Product = Product { dot: Dot::Fma, operand: Operand::F32, steps: Steps::contiguous(1) };
-
-const F32_ATTENTION: AttentionArithmetic = AttentionArithmetic {
-    scores: F32_PRODUCT,
-    values: F32_PRODUCT,
-    parts: 1,
-    tokens_per_update: 128,
-    exp2: Exp2::Polynomial5,
-    reference: Reference::Running,
-    probability: Probability { operand: Operand::F32, scale_log2: 0, times_448: false, sum_rounded: false },
-    row_sum: RowSum::Lanes16,
-    normalise: Normalise::Divide,
-    promote: false,
-    partial: Operand::F32,
-};
-
-/// Thread quad q of a warp owns channels 32q..32q+31; a k16 step takes four of each.
-const QUAD_K16: Steps = Steps { runs: 4, run: 4, run_stride: 32, step_stride: 4, interleave: 1 };
-
-/// The same for k32 steps: eight channels of each quad.
-const QUAD_K32: Steps = Steps { runs: 4, run: 8, run_stride: 32, step_stride: 8, interleave: 1 };
-
-const HOPPER_F16: Product = Product { dot: Dot::MmaF16K16, operand: Operand::F16, steps: QUAD_K16 };
-
-const HOPPER_BF16: Product = Product { dot: Dot::MmaBf16K16, operand: Operand::Bf16, steps: QUAD_K16 };
-
-const HOPPER_E4M3: Product = Product { dot: Dot::WgmmaE4m3K32, operand: Operand::E4m3, steps: QUAD_K32 };
-
-/// Four warps of 32 tokens a block, f16 `mma.sync` for both products, MUFU exponentials.
-const HOPPER_DECODE: AttentionArithmetic = AttentionArithmetic {
-    scores: HOPPER_F16,
-    values: Product { dot: Dot::MmaF16K16, operand: Operand::F16, steps: Steps::contiguous(16) },
-    parts: 4,
-    tokens_per_update: 32,
-    exp2: Exp2::Mufu,
-    reference: Reference::Running,
-    probability: Probability { operand: Operand::F16, scale_log2: 0, times_448: false, sum_rounded: false },
-    row_sum: RowSum::QuadPairs,
-    normalise: Normalise::ReciprocalRn,
-    promote: false,
-    partial: Operand::F32,
-};
-
-/// bf16 queries do not fit f16, so the first product takes bf16; FP8 and NVFP4 values are exact in f16, where P keeps three
-/// more bits.
-const HOPPER_DECODE_MIXED: AttentionArithmetic = AttentionArithmetic { scores: HOPPER_BF16, ..HOPPER_DECODE };
-
-const HOPPER_DECODE_BF16: AttentionArithmetic = AttentionArithmetic {
-    scores: HOPPER_BF16,
-    values: Product { dot: Dot::MmaBf16K16, operand: Operand::Bf16, steps: Steps::contiguous(16) },
-    probability: Probability { operand: Operand::Bf16, ..HOPPER_DECODE.probability },
-    ..HOPPER_DECODE
-};
-
-/// Lane group g of a wave owns channels 32g..32g+31; a k32 step takes eight of each.
-const CDNA3_SCORES: Product = Product { dot: Dot::MfmaCdna3Fp8K32, operand: Operand::E4m3, steps: QUAD_K32 };
-
-const CDNA4_SCORES: Product =
-    Product { dot: Dot::MfmaCdna4Fp8K128, operand: Operand::E4m3, steps: Steps::contiguous(128) };
-
-/// Four waves of 32 tokens a block, P in FP8 times 2^7 (FNUZ ends at 240), software exponential.
-const CDNA3_DECODE: AttentionArithmetic = AttentionArithmetic {
-    scores: CDNA3_SCORES,
-    values: Product { dot: Dot::MfmaCdna3Fp8K32, operand: Operand::E4m3, steps: Steps::contiguous(32) },
-    parts: 4,
-    tokens_per_update: 32,
-    exp2: Exp2::Polynomial5,
-    reference: Reference::Running,
-    probability: Probability { operand: Operand::E4m3, scale_log2: 7, times_448: false, sum_rounded: false },
-    row_sum: RowSum::GroupsOf8,
-    normalise: Normalise::Divide,
-    promote: false,
-    partial: Operand::F32,
-};
-
-/// The same with P times 2^8 and OCP products.
-const CDNA4_DECODE: AttentionArithmetic = AttentionArithmetic {
-    scores: CDNA4_SCORES,
-    values: Product { dot: Dot::MfmaCdna4Fp8K32, operand: Operand::E4m3, steps: Steps::contiguous(32) },
-    probability: Probability { operand: Operand::E4m3, scale_log2: 8, times_448: false, sum_rounded: false },
-    ..CDNA3_DECODE
-};
-
-const WGMMA_E4M3: Product =
-    Product { dot: Dot::WgmmaE4m3K32, operand: Operand::E4m3, steps: Steps::contiguous(32) };
-
-const WGMMA_BF16: Product =
-    Product { dot: Dot::WgmmaBf16K16, operand: Operand::Bf16, steps: Steps::contiguous(16) };
-
-/// Half blocks of 64 keys, products chained in the accumulator over all blocks of the row.
-const HOPPER_UNION_FP8: AttentionArithmetic = AttentionArithmetic {
-    scores: WGMMA_E4M3,
-    values: WGMMA_E4M3,
-    parts: 1,
-    tokens_per_update: 64,
-    exp2: Exp2::Mufu,
-    reference: Reference::Lagging,
-    probability: Probability { operand: Operand::E4m3, scale_log2: 4, times_448: false, sum_rounded: false },
-    row_sum: RowSum::QuadTiles,
-    normalise: Normalise::ReciprocalRn,
-    promote: false,
-    partial: Operand::Bf16,
-};
-
-const HOPPER_UNION_BF16: AttentionArithmetic = AttentionArithmetic {
-    scores: WGMMA_BF16,
-    values: WGMMA_BF16,
-    probability: Probability { operand: Operand::Bf16, ..HOPPER_UNION_FP8.probability },
-    ..HOPPER_UNION_FP8
-};
-
-/// A state for each block, relative to the block's own maximum.
-const HOPPER_KV_OUTER_FP8: AttentionArithmetic = AttentionArithmetic {
-    tokens_per_update: 128,
-    reference: Reference::PerBlock,
-    probability: Probability { scale_log2: 8, ..HOPPER_UNION_FP8.probability },
-    row_sum: RowSum::QuadColumns,
-    ..HOPPER_UNION_FP8
-};
-
-const HOPPER_KV_OUTER_BF16: AttentionArithmetic = AttentionArithmetic {
-    scores: WGMMA_BF16,
-    values: WGMMA_BF16,
-    probability: Probability { operand: Operand::Bf16, ..HOPPER_KV_OUTER_FP8.probability },
-    ..HOPPER_KV_OUTER_FP8
-};

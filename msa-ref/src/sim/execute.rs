@@ -1,6 +1,6 @@
 //! Index scoring, attention and the whole step, as operations on host memory under the arithmetic of the plan.
 
-mod hopper;
+mod recipe;
 mod scores;
 mod sources;
 
@@ -19,6 +19,7 @@ use msa_core::tensor::{DType, Tensor};
 
 use super::attention::{AttentionJob, AttentionRow, ScheduledRows};
 use super::batch::Batch;
+use super::recipe::{Attender, Shape};
 use crate::simd::SimdLevel;
 use sources::{AttentionFactors, PagedBlocks, TensorRows};
 
@@ -111,6 +112,11 @@ fn attend(
     lists: &[i32],
 ) -> Result<Status> {
     let factors = AttentionFactors::read(memory, args, op)?;
+    let attender = match recipe::is_f32(&plan.arithmetic) {
+        true => None,
+        false => Some(Attender::new(&plan.arithmetic, &Shape::of(op, factors.scale, factors.value))?),
+    };
+    let value = attender.as_ref().map_or(factors.value, Attender::remaining_value_factor);
     let segments =
         if plan.prefill.segment_tokens > 0 { Some(scheduled(plan, op, batch, lists)?) } else { None };
     let mut status = Status::default();
@@ -128,43 +134,38 @@ fn attend(
                 .enumerate()
                 .map(|(i, r)| r.filter(|_| range.contains(&(i as u32))))
                 .collect();
-            let found = if hopper::is_f32(&plan.arithmetic) {
-                let job = AttentionJob {
-                    geometry: op.geometry,
-                    grouping: op.grouping,
-                    scale: factors.scale,
-                    rows: &kept,
-                    kv_lengths: batch.kv_lengths(),
-                    lists,
-                    queries: &queries,
-                    blocks: &blocks,
-                    level: SimdLevel::detect(),
-                };
-                let mut sink = |row: AttentionRow<'_>| pending.keep(&row);
-                match &segments {
-                    Some(all) => job.prefill(&within(all, &range), &mut sink)?,
-                    None => job.decode(&plan.slot_parts, &mut sink)?,
+            let found = match &attender {
+                None => {
+                    let job = AttentionJob {
+                        geometry: op.geometry,
+                        grouping: op.grouping,
+                        scale: factors.scale,
+                        rows: &kept,
+                        kv_lengths: batch.kv_lengths(),
+                        lists,
+                        queries: &queries,
+                        blocks: &blocks,
+                        level: SimdLevel::detect(),
+                    };
+                    let mut sink = |row: AttentionRow<'_>| pending.keep(&row);
+                    match &segments {
+                        Some(all) => job.prefill(&within(all, &range), &mut sink)?,
+                        None => job.decode(&plan.slot_parts, &mut sink)?,
+                    }
                 }
-            } else {
-                let job = hopper::HopperJob {
-                    plan,
-                    op,
-                    batch,
-                    rows: &kept,
-                    lists,
-                    scale: factors.scale,
-                    queries: &queries,
-                    blocks: &blocks,
-                };
-                let mut sink = |row: &AttentionRow<'_>| pending.keep(row);
-                match &segments {
-                    Some(all) => job.prefill(&within(all, &range), &mut sink)?,
-                    None => job.decode(&mut sink)?,
+                Some(attender) => {
+                    let (queries, blocks, rows) = (&queries, &blocks, &kept[..]);
+                    let job = recipe::RecipeJob { plan, op, batch, rows, lists, attender, queries, blocks };
+                    let mut sink = |row: &AttentionRow<'_>| pending.keep(row);
+                    match &segments {
+                        Some(all) => job.prefill(&within(all, &range), &mut sink)?,
+                        None => job.decode(&mut sink)?,
+                    }
                 }
             };
             status = status.with(found).with(blocks.status());
         }
-        pending.write(memory, args, op, &factors, batch)?;
+        pending.write(memory, args, op, value, batch)?;
     }
     Ok(status)
 }
@@ -248,7 +249,7 @@ impl Pending {
         memory: &mut HostMemory<'_>,
         args: &Args,
         op: &Attention,
-        factors: &AttentionFactors,
+        value: f32,
         batch: &Batch,
     ) -> Result<()> {
         let output = *required(args, Role::Output)?;
@@ -258,7 +259,7 @@ impl Pending {
             for head in 0..self.heads {
                 let values = &self.output[(first + head) * self.dim..(first + head + 1) * self.dim];
                 let place = memory.row_mut(&output, &[row.into(), head as u64])?;
-                encode(op.output.dtype, values, factors.value, place);
+                encode(op.output.dtype, values, value, place);
             }
             if let Some(lse) = &lse {
                 let bytes: Vec<u8> = self.lse[first..first + self.heads]

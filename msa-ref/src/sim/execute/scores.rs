@@ -6,7 +6,7 @@ use msa_core::error::{Error, Result};
 use msa_core::op::{IndexScore, Op, Select};
 use msa_core::plan::Plan;
 
-use super::hopper;
+use super::recipe;
 use super::required;
 use super::sources::{PagedIndex, TensorRows};
 use crate::sim::batch::{Batch, Row};
@@ -128,10 +128,10 @@ fn score(
         keys: &keys,
         level: SimdLevel::detect(),
     };
-    if hopper::is_f32(arithmetic) {
+    if recipe::is_f32(arithmetic) {
         job.run(&mut |row| sink(row, keys.factor))?;
     } else {
-        hopper::score(arithmetic, &job, &mut |row| sink(row, keys.factor))?;
+        recipe::score(arithmetic, &job, op.keys, &mut |row| sink(row, keys.factor))?;
     }
     Ok(keys.status())
 }

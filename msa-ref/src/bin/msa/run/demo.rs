@@ -87,7 +87,7 @@ fn check(
     let workload = layer.workload(&rows.sampled(), &positions);
     let mut stages = Report::default();
     let result = run_cached(device, &workload, options, layer.tables, layer.caches, progress, &mut stages)?;
-    judge::judge(&workload, &result, progress, report)?;
+    judge::judge(&workload, &result, options.arithmetic.as_deref(), progress, report)?;
     let k = Geometry::M3.index_heads as usize * Geometry::M3.top_k as usize;
     let same = SAMPLED.iter().zip(result.indices.chunks_exact(k)).filter(|(row, list)| {
         let first = **row as usize * k;

@@ -1,5 +1,6 @@
 //! Is what came out right? The equations over the cache decide; the file's own tensors are held to the same.
 
+use msa_core::arithmetic::Named;
 use msa_core::cache::CacheFormat;
 use msa_core::error::Result;
 use msa_core::format::round::f32_from_bf16;
@@ -16,10 +17,12 @@ use super::workload::Workload;
 use crate::progress::Progress;
 use crate::table::{AgreementRow, Report, Verdict};
 
-/// Adds the agreement rows of `result` to the report.
+/// Adds the agreement rows of `result` to the report. The bounds are those of `f32`: under another `arithmetic` the
+/// scores, outputs and LSEs are a distance, not a judgement, and only the selection is held to its rule.
 pub(crate) fn judge(
     workload: &Workload,
     result: &StepResult,
+    arithmetic: Option<&str>,
     progress: &Progress,
     report: &mut Report,
 ) -> Result<()> {
@@ -37,8 +40,9 @@ pub(crate) fn judge(
     let mut total = RowJudgement::default();
     rows.into_iter().for_each(|row| total.add(row));
     // The file's tensors come from bf16 keys: over a quantised cache they are a distance, not a judgement.
-    let judged = result.caches.kv().format == CacheFormat::Bf16;
-    total.report(workload, judged, report);
+    let bounded = arithmetic.is_none_or(|name| name == Named::F32.name());
+    let judged = bounded && result.caches.kv().format == CacheFormat::Bf16;
+    total.report(workload, bounded, judged, report);
     progress.finish_one();
     Ok(())
 }
@@ -127,12 +131,16 @@ impl RowJudgement {
         self.file_lse.merge(other.file_lse);
     }
 
-    fn report(self, workload: &Workload, judged: bool, report: &mut Report) {
+    /// `bounded`: the arithmetic has a bound; `judged`: the file's tensors have one as well.
+    fn report(self, workload: &Workload, bounded: bool, judged: bool, report: &mut Report) {
+        let row = |tally: Tally, name, exact, judged| {
+            if judged { tally.row(name, exact) } else { tally.distance(name, exact) }
+        };
         report.agreement.extend([
-            self.scores.row("block_scores, equations over the cache", false),
-            self.lists.row("block_indices, rule over these scores", true),
-            self.output.row("out, equations over the cache", false),
-            self.lse.row("lse, equations over the cache", false),
+            row(self.scores, "block_scores, equations over the cache", false, bounded),
+            row(self.lists, "block_indices, rule over these scores", true, true),
+            row(self.output, "out, equations over the cache", false, bounded),
+            row(self.lse, "lse, equations over the cache", false, bounded),
         ]);
         let expected = &workload.expected;
         let file = [
@@ -142,7 +150,7 @@ impl RowJudgement {
             (expected.lse.is_some(), self.file_lse, "lse, file", false),
         ];
         for (_, tally, name, exact) in file.into_iter().filter(|f| f.0) {
-            report.agreement.push(if judged { tally.row(name, exact) } else { tally.distance(name, exact) });
+            report.agreement.push(row(tally, name, exact, judged));
         }
     }
 }

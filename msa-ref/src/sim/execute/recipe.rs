@@ -1,7 +1,8 @@
-//! Index scores and attention under arithmetics whose products are tensor-core instructions.
+//! Index scores and attention under any arithmetic but the reference's own, which has kernels of its own.
 
-use msa_core::arithmetic::Arithmetic;
+use msa_core::arithmetic::{Arithmetic, Named};
 use msa_core::backend::Status;
+use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
 use msa_core::op::Attention;
@@ -11,55 +12,69 @@ use rayon::prelude::*;
 use crate::sim::attention::{AttentionRow, ScheduledRows};
 use crate::sim::batch::{Batch, Row};
 use crate::sim::block::{BlockSource, QuerySource};
-use crate::sim::hopper::{BlockScorer, DecodeBlock, Decoder, Prefiller};
 use crate::sim::index_score::{IndexScoreJob, IndexScoreRow};
+use crate::sim::recipe::{Attender, BlockScorer, SelectedBlock};
 use crate::sim::slots::{Slot, live_slots, visible};
 
 /// True if the plan is executed under the reference's own arithmetic.
 pub(super) fn is_f32(arithmetic: &Arithmetic) -> bool {
-    arithmetic.index.dot == msa_core::arithmetic::Dot::Fma
+    *arithmetic == Named::F32.arithmetic()
 }
+
+/// Rows of one request whose scores share an encoded block.
+const SCORED_ROWS: usize = 16;
 
 /// Scores of every row of the job, in order.
 pub(super) fn score(
     arithmetic: &Arithmetic,
     job: &IndexScoreJob<'_>,
+    format: CacheFormat,
     sink: &mut dyn FnMut(IndexScoreRow<'_>) -> Result<()>,
 ) -> Result<()> {
     let heads = job.geometry.index_heads as usize;
-    for (index, row) in job.rows.iter().enumerate() {
-        let Some(row) = row else { continue };
-        let scores = score_row(arithmetic, job, index as u32, row)?;
-        let blocks = scores.len() / heads;
-        for head in 0..heads {
-            let own = &scores[head * blocks..(head + 1) * blocks];
-            sink(IndexScoreRow { row: index as u32, head: head as u32, scores: own })?;
+    let rows: Vec<(u32, Row)> = (0..).zip(job.rows).filter_map(|(i, row)| row.map(|row| (i, row))).collect();
+    for chunk in rows.chunk_by(|a, b| a.1.request == b.1.request).flat_map(|rows| rows.chunks(SCORED_ROWS)) {
+        let columns = score_rows(arithmetic, job, format, chunk)?;
+        for (at, (index, row)) in chunk.iter().enumerate() {
+            let blocks = row.visible.div_ceil(job.geometry.block) as usize;
+            for head in 0..heads {
+                let scores: Vec<f32> =
+                    columns[..blocks].iter().map(|column| column[at * heads + head]).collect();
+                sink(IndexScoreRow { row: *index, head: head as u32, scores: &scores })?;
+            }
         }
     }
     Ok(())
 }
 
-/// `[heads][blocks that the row sees]`.
-fn score_row(arithmetic: &Arithmetic, job: &IndexScoreJob<'_>, index: u32, row: &Row) -> Result<Vec<f32>> {
+/// `[blocks that some row sees][row][head]`.
+fn score_rows(
+    arithmetic: &Arithmetic,
+    job: &IndexScoreJob<'_>,
+    format: CacheFormat,
+    rows: &[(u32, Row)],
+) -> Result<Vec<Vec<f32>>> {
     let (heads, dim) = (job.geometry.index_heads as usize, job.geometry.index_dim as usize);
-    let tokens = job.geometry.block as usize;
-    let mut queries = vec![0.0; heads * dim];
-    for (head, out) in (0..).zip(queries.chunks_mut(dim)) {
+    let mut queries = vec![0.0; rows.len() * heads * dim];
+    let heads_of_rows = rows.iter().flat_map(|(index, _)| (0..heads as u32).map(move |head| (*index, head)));
+    for ((index, head), out) in heads_of_rows.zip(queries.chunks_mut(dim)) {
         job.queries.query(index, head, out)?;
     }
-    let scorer = BlockScorer::new(&arithmetic.index, dim, &queries)?;
-    let blocks = row.visible.div_ceil(job.geometry.block);
-    let init = || (scorer.clone(), vec![0.0; tokens * dim]);
-    let of_block = |(scorer, keys): &mut (BlockScorer, Vec<f32>), block: u32| {
-        if !job.keys.keys(row.request, 0, block, keys)? {
-            return Ok(vec![f32::NEG_INFINITY; heads]);
+    let scorer = BlockScorer::new(&arithmetic.index, dim, format, &queries)?;
+    let Some((_, first)) = rows.first() else { return Ok(Vec::new()) };
+    let longest = rows.iter().map(|(_, row)| row.visible).max().unwrap_or(0);
+    let tokens = job.geometry.block;
+    let of_block = |keys: &mut Vec<f32>, block: u32| {
+        if !job.keys.keys(first.request, 0, block, keys)? {
+            return Ok(vec![f32::NEG_INFINITY; rows.len() * heads]);
         }
-        let seen = visible(row, block as i32, job.geometry.block) as usize;
-        scorer.score(keys, &vec![seen; heads])
+        let seen = rows
+            .iter()
+            .flat_map(|(_, row)| std::iter::repeat_n(visible(row, block as i32, tokens) as usize, heads));
+        scorer.score(keys, &seen.collect::<Vec<_>>())
     };
-    let columns: Result<Vec<Vec<f32>>> = (0..blocks).into_par_iter().map_init(init, of_block).collect();
-    let columns = columns?;
-    Ok((0..heads).flat_map(|head| columns.iter().map(move |column| column[head])).collect())
+    let blocks = (0..longest.div_ceil(tokens)).into_par_iter();
+    blocks.map_init(|| vec![0.0; tokens as usize * dim], of_block).collect()
 }
 
 /// Items whose results wait until they are handed out.
@@ -81,7 +96,7 @@ impl Item {
 }
 
 /// What attention reads.
-pub(super) struct HopperJob<'a> {
+pub(super) struct RecipeJob<'a> {
     pub(super) plan: &'a Plan,
     pub(super) op: &'a Attention,
     pub(super) batch: &'a Batch,
@@ -89,21 +104,18 @@ pub(super) struct HopperJob<'a> {
     pub(super) rows: &'a [Option<Row>],
     /// `[T, lists, k]`.
     pub(super) lists: &'a [i32],
-    pub(super) scale: f32,
+    pub(super) attender: &'a Attender,
     pub(super) queries: &'a dyn QuerySource,
     pub(super) blocks: &'a dyn BlockSource,
 }
 
-impl HopperJob<'_> {
+impl RecipeJob<'_> {
     /// Decode: hands every (row, head) to `sink`.
     pub(super) fn decode(&self, sink: &mut dyn FnMut(&AttentionRow<'_>) -> Result<()>) -> Result<Status> {
-        let g = &self.op.geometry;
-        let arithmetic = &self.plan.arithmetic.attention;
-        let decoder = Decoder::new(arithmetic, g.block as usize, g.head_dim as usize, self.scale)?;
         let rows = self.rows.iter().enumerate().filter_map(|(i, row)| row.map(|row| (i as u32, row)));
         let items: Vec<_> =
             rows.flat_map(|(i, row)| (0..self.groups()).map(move |g| Item::new(i, row, g))).collect();
-        self.execute(&items, sink, |item, slots, queries| self.decode_item(&decoder, item, slots, queries))
+        self.execute(&items, sink, |item, slots, queries| self.decode_item(item, slots, queries))
     }
 
     /// Prefill: every (row, group) in the schedule of the entry that holds it.
@@ -112,9 +124,6 @@ impl HopperJob<'_> {
         segments: &[ScheduledRows],
         sink: &mut dyn FnMut(&AttentionRow<'_>) -> Result<()>,
     ) -> Result<Status> {
-        let g = &self.op.geometry;
-        let prefiller =
-            Prefiller::new(&self.plan.arithmetic, g.block as usize, g.head_dim as usize, self.scale)?;
         let items_of = |segment: &ScheduledRows| {
             let own = |row: u32| match segment.schedule {
                 Schedule::Union => 0,
@@ -134,7 +143,7 @@ impl HopperJob<'_> {
             let is_own = |slot: &&Slot| item.own_slots >> slot.slot & 1 == 1;
             let union = self.blocks_of(item, slots.iter().filter(|s| !is_own(s)))?;
             let own = self.blocks_of(item, slots.iter().filter(is_own))?;
-            prefiller.attend(queries, &union, &own)
+            self.attender.prefill(queries, &union, &own)
         })
     }
 
@@ -196,13 +205,7 @@ impl HopperJob<'_> {
         Ok(queries)
     }
 
-    fn decode_item(
-        &self,
-        decoder: &Decoder,
-        item: &Item,
-        slots: &[Slot],
-        queries: &[f32],
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
+    fn decode_item(&self, item: &Item, slots: &[Slot], queries: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
         let own = self.plan.slot_parts.iter().filter(|part| part.request == item.row.request);
         let mut parts = Vec::new();
         for part in own {
@@ -212,11 +215,14 @@ impl HopperJob<'_> {
         if parts.is_empty() {
             return Err(Error::Plan(format!("slot_parts: none of request {}", item.row.request)));
         }
-        let combines = self.plan.slot_parts.iter().any(|part| part.part > 0);
-        decoder.attend(queries, &parts, combines)
+        self.attender.decode(queries, &parts)
     }
 
-    fn blocks_of<'s>(&self, item: &Item, slots: impl Iterator<Item = &'s Slot>) -> Result<Vec<DecodeBlock>> {
+    fn blocks_of<'s>(
+        &self,
+        item: &Item,
+        slots: impl Iterator<Item = &'s Slot>,
+    ) -> Result<Vec<SelectedBlock>> {
         let kv_head = item.group * self.op.geometry.kv_heads / self.groups();
         let blocks: Result<Vec<_>> =
             slots.map(|s| self.block(&item.row, kv_head, s.block, s.visible)).collect();
@@ -224,11 +230,11 @@ impl HopperJob<'_> {
     }
 
     /// `None` if the block is not to be read.
-    fn block(&self, row: &Row, kv_head: u32, block: u32, visible: u32) -> Result<Option<DecodeBlock>> {
+    fn block(&self, row: &Row, kv_head: u32, block: u32, visible: u32) -> Result<Option<SelectedBlock>> {
         let size = (self.op.geometry.block * self.op.geometry.head_dim) as usize;
         let (mut keys, mut values) = (vec![0.0; size], vec![0.0; size]);
         let readable = self.blocks.keys(row.request, kv_head, block, &mut keys)?
             && self.blocks.values(row.request, kv_head, block, &mut values)?;
-        Ok(readable.then_some(DecodeBlock { keys, values, visible: visible as usize }))
+        Ok(readable.then_some(SelectedBlock { keys, values, visible: visible as usize }))
     }
 }
