@@ -60,6 +60,14 @@ pub enum Named {
     Tcgen05PrefillFp8 = 21,
     /// [`Named::HopperPrefillBf16`] with its products in kind::f16.
     Tcgen05PrefillBf16 = 22,
+    /// [`Named::HopperDecodeFaithful`] through the k8 form of `mma.sync`: two of its steps are not one of k16.
+    HopperDecodeF16K8 = 23,
+    /// [`Named::HopperDecodeBf16`] through the k8 form.
+    HopperDecodeBf16K8 = 24,
+    /// [`Named::HopperDecodeFaithful`] with scores through f16 `wgmma`: the same function, another instruction.
+    HopperDecodeWgmmaF16 = 25,
+    /// Index scores through e4m3 `mma.sync`, which sm_90a and sm_100a emulate on f16.
+    HopperDecodeMmaE4m3 = 26,
 }
 
 /// Every named arithmetic; the first is the default.
@@ -87,6 +95,10 @@ pub const NAMED: &[Named] = &[
     Named::Tcgen05DecodeFast,
     Named::Tcgen05PrefillFp8,
     Named::Tcgen05PrefillBf16,
+    Named::HopperDecodeF16K8,
+    Named::HopperDecodeBf16K8,
+    Named::HopperDecodeWgmmaF16,
+    Named::HopperDecodeMmaE4m3,
 ];
 
 /// The arithmetic called `name`.
@@ -125,6 +137,10 @@ impl Named {
             Self::Tcgen05DecodeFast => "tcgen05_decode_fast",
             Self::Tcgen05PrefillFp8 => "tcgen05_prefill_fp8",
             Self::Tcgen05PrefillBf16 => "tcgen05_prefill_bf16",
+            Self::HopperDecodeF16K8 => "hopper_decode_f16_k8",
+            Self::HopperDecodeBf16K8 => "hopper_decode_bf16_k8",
+            Self::HopperDecodeWgmmaF16 => "hopper_decode_wgmma_f16",
+            Self::HopperDecodeMmaE4m3 => "hopper_decode_mma_e4m3",
         }
     }
 
@@ -151,7 +167,11 @@ impl Named {
             | Self::HopperDecodePolynomial5
             | Self::HopperPrefillFp8Unscaled
             | Self::HopperPrefillFp8Times448
-            | Self::HopperPrefillFp8WideP => Validation::Silicon,
+            | Self::HopperPrefillFp8WideP
+            | Self::HopperDecodeF16K8
+            | Self::HopperDecodeBf16K8
+            | Self::HopperDecodeWgmmaF16
+            | Self::HopperDecodeMmaE4m3 => Validation::Silicon,
             Self::Cdna3Decode => Validation::Public,
             // The exponential of Blackwell and Rubin is taken to be Hopper's; CDNA4's products to be CDNA3's.
             Self::BlackwellDecodeFaithful
@@ -195,6 +215,12 @@ impl Named {
                 let product = prefill::TCGEN05_BF16;
                 (product, prefill::tcgen05(prefill::UNION_BF16, product))
             }
+            Self::HopperDecodeF16K8 => (decode::F16_K8, decode::k8(decode::ATTENTION, decode::F16_K8)),
+            Self::HopperDecodeBf16K8 => {
+                (decode::BF16_K8, decode::k8(decode::ATTENTION_BF16, decode::BF16_K8))
+            }
+            Self::HopperDecodeWgmmaF16 => (decode::WGMMA_F16, decode::WGMMA),
+            Self::HopperDecodeMmaE4m3 => (decode::MMA_E4M3, decode::ATTENTION),
             Self::Cdna3Decode => (cdna::CDNA3_SCORES, cdna::CDNA3),
             Self::Cdna4Decode => (cdna::CDNA4_SCORES, cdna::CDNA4),
         }

@@ -26,6 +26,17 @@ pub(super) const E4M3: Product =
 pub(super) const EXACT_F16: Product =
     Product { dot: Dot::MmaF16K16, operand: Operand::F16, steps: QUAD_NIBBLES, shift: -14 };
 
+/// Two channels of each quad a step.
+const QUAD_K8: Steps = Steps { runs: 4, run: 2, run_stride: 32, step_stride: 2, interleave: 1 };
+
+pub(super) const F16_K8: Product = Product { dot: Dot::MmaF16K8, steps: QUAD_K8, ..F16 };
+
+pub(super) const BF16_K8: Product = Product { dot: Dot::MmaBf16K8, steps: QUAD_K8, ..BF16 };
+
+pub(super) const WGMMA_F16: Product = Product { dot: Dot::WgmmaF16K16, ..F16 };
+
+pub(super) const MMA_E4M3: Product = Product { dot: Dot::MmaE4m3K32Emulated, ..E4M3 };
+
 pub(super) const TCGEN05_F16: Product = Product { dot: Dot::Tcgen05F16K16, ..F16 };
 
 pub(super) const TCGEN05_E4M3: Product = Product { dot: Dot::Tcgen05E4m3K32, ..E4M3 };
@@ -71,4 +82,16 @@ pub(super) const TCGEN05: AttentionArithmetic = AttentionArithmetic {
 /// [`ATTENTION`] with a software exponential.
 pub(super) const fn polynomial(exp2: Exp2) -> AttentionArithmetic {
     AttentionArithmetic { exp2, ..ATTENTION }
+}
+
+/// Scores through `wgmma`, values as before.
+pub(super) const WGMMA: AttentionArithmetic = AttentionArithmetic { scores: WGMMA_F16, ..ATTENTION };
+
+/// Both products through a k8 form.
+pub(super) const fn k8(attention: AttentionArithmetic, product: Product) -> AttentionArithmetic {
+    AttentionArithmetic {
+        scores: product,
+        values: Product { steps: Steps::contiguous(8), ..product },
+        ..attention
+    }
 }
