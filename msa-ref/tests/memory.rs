@@ -33,7 +33,7 @@ fn a_32k_prefill_stays_within_256_mib_of_its_tensors() {
     // Bytes that are small bf16 numbers of both signs, different from row to row.
     let filled = |heads: u64| {
         let bytes: Vec<u8> = (0..rows * heads * 128)
-            .flat_map(|i| [(i * 31 >> 3) as u8, 0x3c | ((i * 7 >> 2) & 0x80) as u8])
+            .flat_map(|i| [((i * 31) >> 3) as u8, 0x3c | (((i * 7) >> 2) & 0x80) as u8])
             .collect();
         OwnedTensor::from_bytes(&device, DType::Bf16, &[rows, heads, 128], &bytes).unwrap()
     };
