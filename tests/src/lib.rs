@@ -8,6 +8,7 @@ pub mod case;
 pub mod compare;
 pub mod decode_case;
 pub mod generate;
+pub mod hits;
 pub mod inputs;
 pub mod memory;
 pub mod oracle;
@@ -16,6 +17,7 @@ pub mod random;
 pub mod report;
 pub mod rows;
 pub mod sets;
+pub mod shrink;
 pub mod steps;
 pub mod trial;
 
