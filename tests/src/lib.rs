@@ -14,6 +14,7 @@ pub mod memory;
 pub mod oracle;
 pub mod plugin_files;
 pub mod random;
+pub mod rehearsal;
 pub mod report;
 pub mod rows;
 pub mod sets;
