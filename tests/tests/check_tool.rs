@@ -1,6 +1,11 @@
 //! `msa-check` as a program: counts, exit status, children that crash or hang, and equal results through the border.
 #![allow(clippy::unwrap_used)] // In the functions beside the tests too: a failure there fails the test.
 
+#[path = "check_tool/random.rs"]
+mod random;
+#[path = "check_tool/recorded.rs"]
+mod recorded;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -122,17 +127,4 @@ fn unknown_names_are_errors_that_list_the_known_ones() {
         assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(error.contains(want), "{error}");
     }
-}
-
-#[test]
-fn recorded_hashes_are_compared() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let path = file.path().to_str().unwrap();
-    assert!(check(&["record", "-c", LINE, "--output", path]).status.success());
-    assert!(check(&["-c", LINE, "--expected", path]).status.success());
-    let recorded = std::fs::read_to_string(path).unwrap();
-    std::fs::write(path, format!("0000000000000000{}", &recorded[16..])).unwrap();
-    let output = check(&["-c", LINE, "--expected", path]);
-    assert!(text(&output).contains("recorded 0000000000000000"), "{}", text(&output));
-    assert_eq!(output.status.code(), Some(1));
 }
