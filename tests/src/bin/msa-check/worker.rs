@@ -69,9 +69,14 @@ fn with_variant(device: &Arc<dyn Device>, case: &Case, pattern: Option<&str>) ->
     let Some(name) = names.into_iter().find(|name| matches(pattern, name)) else {
         return Err(Verdict::Skipped(format!("no variant that takes it matches {pattern}")));
     };
+    Ok(named_variant(case, &name))
+}
+
+/// The case on the variant of that name.
+pub(crate) fn named_variant(case: &Case, name: &str) -> Case {
     let mut case = case.clone();
-    case.options.variant = Some(name);
-    Ok(case)
+    case.options.variant = Some(name.to_owned());
+    case
 }
 
 fn say(line: &str) -> Result<(), Failed> {
