@@ -10,8 +10,10 @@ use crate::{Vendor, cuda, elf, rocm, target_folder};
 /// Most bytes of the folder: it is copied to rented machines over slow lines.
 const LIMIT: u64 = 30 << 20;
 
-/// Programs, each with its package.
-const TOOLS: [(&str, &str); 2] = [("msa", "msa-ref"), ("msa-check", "msa-tests")];
+/// Programs. One call builds both, so that what they share is built once.
+const TOOLS: [&str; 2] = ["msa", "msa-check"];
+const BUILD_TOOLS: [&str; 10] =
+    ["build", "--release", "-p", "msa-ref", "-p", "msa-tests", "--bin", TOOLS[0], "--bin", TOOLS[1]];
 
 /// The decode batch that `msa run` is shown on.
 const GOLDEN: &str = "m3_decode_batch.safetensors";
@@ -29,9 +31,7 @@ const HASHES: &str = "hashes/smoke.ref.txt";
 /// A build, a recording or a trial fails, a file needs more than the oldest machine has, or the folder is above 30 MiB.
 pub(crate) fn make(root: &Path, without: &[Vendor]) -> Result<PathBuf, String> {
     let plugins = build_plugins(root, without)?;
-    for (program, package) in TOOLS {
-        run(&mut cargo(root, &["build", "--release", "-p", package, "--bin", program]))?;
-    }
+    run(&mut cargo(root, &BUILD_TOOLS))?;
     let (part, folder) = (target_folder(root).join("dist.part"), target_folder(root).join("dist"));
     remove(&part)?;
     fill(root, &part, &plugins)?;
@@ -61,7 +61,7 @@ fn fill(root: &Path, folder: &Path, plugins: &[PathBuf]) -> Result<(), String> {
     for sub in ["plugins", "cases", "hashes", "golden"] {
         create(&folder.join(sub))?;
     }
-    for (program, _) in TOOLS {
+    for program in TOOLS {
         let to = folder.join(program);
         copy(&target_folder(root).join("release").join(program), &to)?;
         strip(&to)?;
