@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: every check, in order, each with its wall time; the first failure ends the run.
 
+mod border;
 mod toolchain;
 
 use std::fmt::Write as _;
@@ -7,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::{codegen, tidy};
+use crate::{Vendor, codegen, dist, tidy};
 
 /// Run all steps in the workspace at `root`.
 ///
@@ -62,6 +63,8 @@ const STEPS: &[Step] = &[
             variable: Some(("MSA_REQUIRE_KERNELS", "1")),
         },
     },
+    Step { name: "dist", work: Work::Call(dist_step) },
+    Step { name: "border", work: Work::Call(border::compare) },
     Step {
         name: "doc",
         work: Work::Cargo {
@@ -182,6 +185,11 @@ fn cargo(
 fn rocm_step(root: &Path) -> Result<Outcome, String> {
     crate::rocm::build_kernels(root, false)?;
     crate::rocm::build_mutants(root).map(|()| Outcome::Passed)
+}
+
+/// Every plugin but that of CUDA, whose kernels no step before this one builds, and the tools: made and tried.
+fn dist_step(root: &Path) -> Result<Outcome, String> {
+    dist::make(root, &[Vendor::Cuda]).map(|_| Outcome::Passed)
 }
 
 fn tidy_step(root: &Path) -> Result<Outcome, String> {
