@@ -4,5 +4,6 @@
 mod abi_policies {
     mod border;
     mod calls;
+    mod exceptions;
     mod loading;
 }
