@@ -4,8 +4,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::{TempDir, tempdir};
+
+/// Held while the tool is copied and while it starts: a child that starts meanwhile would keep the copy open for writing,
+/// and a file that is open for writing cannot be run.
+static STARTING: Mutex<()> = Mutex::new(());
+
+fn starting() -> MutexGuard<'static, ()> {
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The tool, copied to where no plugin of the build is found.
 struct Tool {
@@ -15,6 +24,7 @@ struct Tool {
 impl Tool {
     fn new() -> Self {
         let folder = tempdir().unwrap();
+        let _alone = starting();
         fs::copy(env!("CARGO_BIN_EXE_msa"), folder.path().join("msa")).unwrap();
         Self { folder }
     }
@@ -34,6 +44,7 @@ impl Tool {
     fn run(&self, arguments: &[&str], plugin_path: Option<&str>) -> Output {
         let mut command = Command::new(self.path().join("msa"));
         command.env_clear().envs(plugin_path.map(|path| ("MSA_PLUGIN_PATH", path))).args(arguments);
+        let _alone = starting();
         command.output().unwrap()
     }
 }

@@ -63,7 +63,7 @@ fn j05_a_cache_format_has_one_number_and_every_spelling_means_it() {
     assert_eq!(support(table, "fp8_e4m3").unwrap(), fp8);
     assert_eq!(support(table, "e4m3").unwrap(), fp8);
     let refused = support(table, "uint8").unwrap_err();
-    assert!(refused.contains("bf16, fp8, fp8fnuz or nvfp4, got uint8"), "{refused}");
+    assert!(refused.contains("op.cache: want bf16, fp8, fp8fnuz, nvfp4, got uint8"), "{refused}");
 }
 
 /// Constants of the C header that begin with `prefix`, without it, and their numbers.
