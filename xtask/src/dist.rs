@@ -94,17 +94,33 @@ fn try_out(folder: &Path, plugins: &[PathBuf]) -> Result<(), String> {
         ));
     }
     for library in plugins {
-        let stem = library.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name = stem.trim_start_matches("libmsa_").to_owned();
-        let device = format!("{name}:99");
-        let said = answer(&mut elsewhere(folder, "msa", &["run", "--backend", &device]), 2)?;
-        if !said.contains(&name) {
-            return Err(format!("`msa run --backend {device}` does not say why not: {said}"));
-        }
+        let name = backend_name(library);
+        says_why(&listing, &name).map_err(|what| format!("`msa env`: {what}, got\n{listing}"))?;
+        answer(&mut elsewhere(folder, "msa", &["run", "--backend", &format!("{name}:99")]), 2)?;
     }
     let expected = folder.join(HASHES);
     let mut check = elsewhere(folder, "msa-check", &["-b", "plugin:ref", "-s", "smoke", "--expected"]);
     run(check.arg(expected))
+}
+
+/// Under which name the tools have the plugin: they bring a `ref` themselves.
+fn backend_name(library: &Path) -> String {
+    let stem = library.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    match stem.trim_start_matches("libmsa_") {
+        "ref" => "plugin:ref".to_owned(),
+        vendor => vendor.to_owned(),
+    }
+}
+
+/// After the line of a backend `msa env` prints its devices, or the reason why it has none.
+fn says_why(listing: &str, name: &str) -> Result<(), String> {
+    let mut lines = listing.lines().skip_while(|line| !line.starts_with(&format!("backend {name} ")));
+    let after = lines.nth(1).unwrap_or_default().trim_start();
+    let reason = after.strip_prefix(&format!("no device: {name} is unavailable: "));
+    if after.starts_with(&format!("{name}:0 ")) || reason.is_some_and(|reason| !reason.is_empty()) {
+        return Ok(());
+    }
+    Err(format!("want devices of {name} or the reason why it has none"))
 }
 
 /// A program of the folder, run from the root of the file system with nothing in its environment.
@@ -170,6 +186,18 @@ mod tests {
         assert!(
             make(Path::new("/nowhere"), &[Vendor::Ref]).is_err_and(|text| text.contains("--without ref"))
         );
+    }
+
+    #[test]
+    fn a_backend_without_devices_and_without_a_reason_is_seen() {
+        let listing = "backend ref 1\n  ref:0  CPU\n\nbackend cuda 1\n  no device: cuda is unavailable: no driver\n\n\
+                       backend rocm 1\n  no device: rocm is unavailable: \n\nbackend plugin:ref 1\n";
+        assert_eq!([says_why(listing, "ref"), says_why(listing, "cuda")], [Ok(()), Ok(())]);
+        for name in ["rocm", "plugin:ref", "other"] {
+            assert!(says_why(listing, name).is_err(), "{name}");
+        }
+        assert_eq!(backend_name(Path::new("plugins/libmsa_ref.so")), "plugin:ref");
+        assert_eq!(backend_name(Path::new("plugins/libmsa_rocm.so")), "rocm");
     }
 
     #[test]

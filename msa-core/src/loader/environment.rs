@@ -51,7 +51,7 @@ impl Environment {
 
     /// The executable's folder and `plugins` beside it, and for what cargo built the `plugins` of its target folder.
     ///
-    /// No other folder above is looked at: whoever can write to `/tmp` must not choose what a tool in `/tmp/msa` loads.
+    /// No other folder above is looked at: whoever can write there must not choose what a tool below it loads.
     pub(super) fn folders(&self) -> Vec<PathBuf> {
         let Some(folder) = self.executable.as_deref().and_then(Path::parent) else { return Vec::new() };
         let own = [folder.to_owned(), folder.join("plugins")];
@@ -118,8 +118,8 @@ mod tests {
     #[test]
     fn a_program_looks_into_its_own_folder_and_not_above_it() {
         assert_eq!(
-            folders_of(Path::new("/tmp/dist/msa")),
-            ["/tmp/dist", "/tmp/dist/plugins"].map(PathBuf::from)
+            folders_of(Path::new("/open/dist/msa")),
+            ["/open/dist", "/open/dist/plugins"].map(PathBuf::from)
         );
         assert_eq!(folders_of(Path::new("/")), [""; 0].map(PathBuf::from));
     }

@@ -37,6 +37,9 @@ pub(crate) fn run(_: &Options) -> Result<(), Box<dyn Error>> {
 
 fn describe_plugins(report: &Report) -> String {
     let mut text = format!("\nplugins, from {PLUGIN_PATH_VARIABLE} and beside this program\n");
+    if report.searched.is_empty() {
+        text.push_str("  nothing was searched: the system does not say where this program is\n");
+    }
     // Writing to a String cannot fail.
     report.searched.iter().for_each(|folder| _ = writeln!(text, "  searched {}", folder.display()));
     report.loaded.iter().for_each(|loaded| _ = writeln!(text, "  loaded {}", describe_loaded(loaded)));
@@ -126,6 +129,10 @@ mod tests {
                     loaded cuda 1.2.3, build abc+, ABI 1.4, operation revision 7, for sm90a sm100a: /p/libmsa_cuda.so\n  \
                     refused /p/libmsa_x.so: refused by ABI-15 (manifest agrees): no manifest\n";
         assert_eq!(describe_plugins(&report), want);
-        assert!(describe_plugins(&Report::default()).ends_with("  none found\n"));
+        let nothing = describe_plugins(&Report::default());
+        assert!(
+            nothing.contains("  nothing was searched: ") && nothing.ends_with("  none found\n"),
+            "{nothing}"
+        );
     }
 }
