@@ -112,7 +112,7 @@ fn what_a_user_may_not_read_is_refused_and_does_not_stop_what_he_may() {
     install(&closed, "ref");
     let library = hostile(folder.path(), "unread", &[]);
     for path in [&closed, &library] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o000)).unwrap();
     }
     // Root reads everything: then all is loaded, and only the folder's rights are those of another user.
     let reads_all = fs::read(&library).is_ok();
