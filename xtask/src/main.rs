@@ -26,7 +26,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Run every check, in the order and with the flags that continuous integration uses
-    Ci,
+    Ci {
+        /// Run this step alone; may be given several times
+        #[arg(long, value_name = "STEP")]
+        only: Vec<String>,
+    },
     /// Write the files that are generated from code: the C header of the plugin ABI and its layout
     Codegen {
         /// Compare only, and fail if a committed file is out of date
@@ -79,7 +83,7 @@ enum Vendor {
 fn main() -> ExitCode {
     let root = workspace_root();
     let result = match Arguments::parse().command {
-        Command::Ci => ci::run(&root),
+        Command::Ci { only } => ci::run(&root, &only),
         Command::Codegen { check } => codegen::run(&root, check),
         Command::Tidy => tidy::run(&root),
         Command::Toolchain { vendor: Vendor::Cuda } => cuda::set_up(&root),
