@@ -28,7 +28,7 @@ impl Artifact {
     ///
     /// # Errors
     /// The build fails, or the library exports something else than the entry, needs a vendor's library or a newer glibc
-    /// than [`elf::GLIBC`].
+    /// than [`elf::GLIBC`]. Then the plugin of before stays as it was.
     pub(crate) fn build(&self, root: &Path) -> Result<PathBuf, String> {
         let (build, package) = (revision(root), format!("msa-{}", self.name));
         let arguments =
@@ -42,12 +42,16 @@ impl Artifact {
         let (target, file) = (target_folder(root), format!("libmsa_{}.so", self.name));
         let (built, library) = (target.join("release").join(&file), target.join("plugins").join(&file));
         create(&target.join("plugins"))?;
-        copy(&built, &library)?;
-        // The tools search their own folder, too, and would refuse a library without a manifest there.
+        let part = library.with_extension("part");
+        copy(&built, &part)?;
+        // The tools search the folder of the build, too, and would refuse a library without a manifest there.
         fs::remove_file(&built).map_err(|error| at(&built, &error))?;
-        strip(&library)?;
-        elf::check_plugin(&library)?;
-        write(&library.with_extension("toml"), &self.manifest(root, &library, &build)?)?;
+        strip(&part)?;
+        elf::check_plugin(&part)?;
+        let manifest = self.manifest(root, &part, &build)?;
+        // A process that runs the plugin of before keeps it: the new one is another file.
+        fs::rename(&part, &library).map_err(|error| at(&library, &error))?;
+        write(&library.with_extension("toml"), &manifest)?;
         println!("{}", library.display());
         Ok(library)
     }
@@ -116,14 +120,11 @@ fn revision(root: &Path) -> String {
     if text.is_empty() { "unversioned".to_owned() } else { text }
 }
 
-/// Copies a file over whatever is there. A library that a process has mapped keeps its content: the new file is another.
+/// Copies a file.
 ///
 /// # Errors
-/// One of the paths with the reason.
+/// The first path with the reason.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), String> {
-    if to.exists() {
-        fs::remove_file(to).map_err(|error| at(to, &error))?;
-    }
     fs::copy(from, to).map(|_| ()).map_err(|error| at(from, &error))
 }
 
