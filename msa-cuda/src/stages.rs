@@ -52,7 +52,8 @@ impl Run<'_> {
         if tensor.address.is_multiple_of(bytes) && strides {
             return Ok(tensor);
         }
-        let want = format!("address and strides multiples of {bytes} bytes (the kernel moves that many at once)");
+        let want =
+            format!("address and strides multiples of {bytes} bytes (the kernel moves that many at once)");
         Err(Error::invalid(role.name(), want, tensor))
     }
 

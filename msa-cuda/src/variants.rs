@@ -258,8 +258,14 @@ mod tests {
                 assert!(answer(Append::plain(geometry, kv, index)).is_yes(), "{arch:?} {kv:?} {index:?}");
             }
             let refused = [
-                (Append { query: DType::F32, ..Append::default() }, "queries and index queries in bf16, f16 or e4m3"),
-                (Append { index: CacheFormat::E4m3Fnuz, ..Append::default() }, "caches in bf16, fp8 or NVFP4"),
+                (
+                    Append { query: DType::F32, ..Append::default() },
+                    "queries and index queries in bf16, f16 or e4m3",
+                ),
+                (
+                    Append { index: CacheFormat::E4m3Fnuz, ..Append::default() },
+                    "caches in bf16, fp8 or NVFP4",
+                ),
             ];
             for (op, want) in refused {
                 let msa_core::variant::Support::No { reasons } = answer(op) else { panic!("{want}") };

@@ -80,7 +80,8 @@ impl AppendStage {
     /// As for [`Self::enqueue`].
     unsafe fn find_winners(&self, run: &Run<'_>, rows: &RowArguments) -> Result<()> {
         let grid = |items: u32| {
-            let blocks = items.div_ceil(self.find.kernel.threads).min(self.units.max(1) * self.find.kernel.blocks);
+            let blocks =
+                items.div_ceil(self.find.kernel.threads).min(self.units.max(1) * self.find.kernel.blocks);
             Grid { x: blocks.max(1), y: 1, cluster: 1 }
         };
         let entered = RowArguments { later: 0, ..*rows };
@@ -151,7 +152,13 @@ impl AppendStage {
         Ok([
             self.cached(run, Role::KeySource, Some(Role::KeyNorm), Role::KeyScale, Cached::key(&kv))?,
             self.cached(run, Role::ValueSource, None, Role::ValueScale, Cached::value(&kv))?,
-            self.cached(run, Role::IndexKeySource, Some(Role::IndexKeyNorm), Role::IndexKeyScale, Cached::index(&index))?,
+            self.cached(
+                run,
+                Role::IndexKeySource,
+                Some(Role::IndexKeyNorm),
+                Role::IndexKeyScale,
+                Cached::index(&index),
+            )?,
             self.query(run, Role::IndexQuerySource, Role::IndexQueryNorm, Role::IndexQuery, op.index_query)?,
             self.query(run, Role::QuerySource, Role::QueryNorm, Role::Query, op.query)?,
         ])
@@ -186,7 +193,11 @@ impl AppendStage {
     ) -> Result<AppendTensor> {
         if !cached.data.token_stride.is_multiple_of(8) {
             let field = format!("{}.token_stride", cached.field);
-            return Err(Error::invalid(field, "a multiple of 8 bytes (words are stored)", cached.data.token_stride));
+            return Err(Error::invalid(
+                field,
+                "a multiple of 8 bytes (words are stored)",
+                cached.data.token_stride,
+            ));
         }
         Ok(AppendTensor {
             factor: run.address(factor),
@@ -253,7 +264,15 @@ impl Cached {
 
     fn index(cache: &IndexCache) -> Self {
         let IndexCache { format, pages, null_page, key, key_scale } = *cache;
-        Self { field: "index_cache.index_key", format, data: key, scale: key_scale, quad: false, pages, null_page }
+        Self {
+            field: "index_cache.index_key",
+            format,
+            data: key,
+            scale: key_scale,
+            quad: false,
+            pages,
+            null_page,
+        }
     }
 }
 
