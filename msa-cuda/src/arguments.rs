@@ -146,6 +146,10 @@ pub(crate) struct AppendTensor {
     pub(crate) rotates: u32,
     pub(crate) scale_is_quad: u32,
     pub(crate) first_block: u32,
+    pub(crate) period: u32,
+    pub(crate) row_step: u32,
+    pub(crate) source_step: u64,
+    pub(crate) output_step: u64,
 }
 
 /// Rows of `append`, and the table of the last row of every slot.
@@ -176,7 +180,7 @@ pub(crate) struct AppendArguments {
     pub(crate) status: u64,
     pub(crate) passes: u32,
     pub(crate) half: u32,
-    pub(crate) half_tiles: u32,
+    pub(crate) half_is_32: u32,
     pub(crate) epsilon: f32,
     pub(crate) reciprocal: u32,
     pub(crate) pad: u32,
@@ -192,6 +196,6 @@ const _: () = {
     assert!(size_of::<IndexArguments>() == 240);
     assert!(size_of::<SelectArguments>() == 176);
     assert!(size_of::<DecodeArguments>() == 416);
-    assert!(size_of::<AppendTensor>() == 144 && size_of::<RowArguments>() == 48);
-    assert!(size_of::<AppendArguments>() == 832);
+    assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 48);
+    assert!(size_of::<AppendArguments>() == 952);
 };

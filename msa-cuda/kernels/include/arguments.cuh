@@ -92,6 +92,9 @@ struct AppendTensor {
   int64_t null_page;      // -1 if there is none
   uint32_t heads, format, is_cache, rotates, scale_is_quad;
   uint32_t first_block;   // blocks of threads from here to the next tensor's
+  uint32_t period;        // blocks after which head 0 is first again, and the rows that they take in a pass
+  uint32_t row_step;
+  uint64_t source_step, output_step;  // bytes of so many rows
 };
 
 // An entry of the table that finds the last row of a slot: open addressing, at most half full.
@@ -106,7 +109,7 @@ struct RowArguments {
   const int32_t* positions;  // [rows], or null if nothing is rotated
   Winner* winners;           // null: the slots are searched instead
   uint32_t row_begin, row_end, rows;  // of this launch, and in all
-  uint32_t positions_end;    // rows of the tables of cosines and sines
+  uint32_t positions_end;    // rows of the tables of cosines and sines; 1 without positions
   uint32_t winner_mask, later;
 };
 
@@ -119,13 +122,13 @@ struct AppendArguments {
   uint32_t* status;
   uint32_t passes;       // heads that a lane takes, one after the other
   uint32_t half;         // rotated pairs
-  uint32_t half_tiles;   // half / 16 if that is whole and the tables can be read two at a time, else 0
+  uint32_t half_is_32;   // and the tables can be read two at a time
   float epsilon;
   uint32_t reciprocal, pad;
 };
 
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
-static_assert(sizeof(AppendTensor) == 144 && sizeof(RowArguments) == 48 && sizeof(AppendArguments) == 832 && sizeof(Winner) == 16,
+static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 48 && sizeof(AppendArguments) == 952 && sizeof(Winner) == 16,
               "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 
