@@ -1,6 +1,6 @@
 //! Random cases on a device against the reference's execution of the same plan, bit for bit.
 //!
-//! `check [rehearse] [cases] [seed] [seconds]`: at most so many seconds. Prints one line a differing case and a table of what was hit; ends with a failure if a bit differs.
+//! `check [rehearse] [op] [cases] [seed] [seconds]`: at most so many seconds, of one op if it is named. Prints one line a differing case and a table of what was hit; ends with a failure if a bit differs.
 
 #[path = "check/cases.rs"]
 mod cases;
@@ -15,12 +15,17 @@ use cases::{Case, Random};
 use msa_core::backend::Status;
 use msa_core::device::{Arch, DeviceTraits};
 
+/// What may be named on the command line.
+const OPS: [&str; 4] = ["append", "index_score", "select", "sparse_decode"];
+
 fn main() -> ExitCode {
     let arguments: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let (count, seed) = (arguments.first().copied().unwrap_or(200), arguments.get(1).copied().unwrap_or(1));
     let rehearses = std::env::args().any(|a| a == "rehearse");
+    let only = std::env::args().find(|a| OPS.contains(&a.as_str()));
+    let only = only.as_deref();
     let limit = Duration::from_secs(arguments.get(2).copied().unwrap_or(3600));
-    match if rehearses { rehearse(count, seed) } else { run(count, seed, limit) } {
+    match if rehearses { rehearse(only, count, seed) } else { run(only, count, seed, limit) } {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -31,12 +36,12 @@ fn main() -> ExitCode {
 }
 
 /// The same cases on the reference alone, planned for an H200: no device is needed.
-fn rehearse(count: u64, seed: u64) -> msa_core::error::Result<u64> {
+fn rehearse(only: Option<&str>, count: u64, seed: u64) -> msa_core::error::Result<u64> {
     let reference = msa_ref::device();
     let (traits, variants) = (DeviceTraits::h200(), msa_cuda::variants(Arch::Sm90a));
     let mut refused = BTreeMap::<String, u64>::new();
     for number in 0..count {
-        let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)));
+        let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)), only);
         match msa_core::plan::plan(&case.op, &case.bounds, &traits, variants, &case.options, "cuda") {
             Ok(plan) => _ = device::run(&*reference, &device::as_reference(&plan), &case)?,
             Err(error) => *refused.entry(error.to_string()).or_default() += 1,
@@ -47,7 +52,7 @@ fn rehearse(count: u64, seed: u64) -> msa_core::error::Result<u64> {
 }
 
 /// Differing cases.
-fn run(count: u64, seed: u64, limit: Duration) -> msa_core::error::Result<u64> {
+fn run(only: Option<&str>, count: u64, seed: u64, limit: Duration) -> msa_core::error::Result<u64> {
     let cuda = msa_cuda::backend().open(0)?;
     println!("{} driver {}", cuda.info(), cuda.info().driver);
     let reference = msa_ref::device();
@@ -55,7 +60,7 @@ fn run(count: u64, seed: u64, limit: Duration) -> msa_core::error::Result<u64> {
     let (start, mut done) = (Instant::now(), 0);
     for number in (0..count).take_while(|_| start.elapsed() < limit) {
         done += 1;
-        let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)));
+        let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)), only);
         let plan = match cuda.plan(&case.op, &case.bounds, &case.options) {
             Ok(plan) => plan,
             Err(error) => {

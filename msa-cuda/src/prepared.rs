@@ -12,7 +12,7 @@ use msa_core::plan::{Plan, WORKSPACE_ALIGNMENT};
 
 use crate::context::{Context, Function, Grid};
 use crate::driver::check;
-use crate::stages::{DecodeStage, IndexStage, Run, SelectStage};
+use crate::stages::{AppendStage, DecodeStage, IndexStage, Run, SelectStage};
 
 /// Kernels, grids and tables of one plan. It must outlive the work and the graphs that it was enqueued into.
 pub(crate) struct CudaPrepared {
@@ -24,6 +24,7 @@ pub(crate) struct CudaPrepared {
 }
 
 enum Stage {
+    Append(AppendStage),
     Index(IndexStage),
     Select(SelectStage),
     Decode(DecodeStage),
@@ -33,6 +34,7 @@ impl CudaPrepared {
     /// Loads what the plan needs.
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
         let stages = match &plan.op {
+            Op::Append(op) => vec![Stage::Append(AppendStage::new(context, plan, op)?)],
             Op::IndexScore(op) => vec![Stage::Index(IndexStage::new(context, plan, op)?)],
             Op::Select(op) => vec![Stage::Select(SelectStage::new(context, plan, op)?)],
             Op::SparseDecode(op) => vec![Stage::Decode(DecodeStage::new(context, plan, op)?)],
@@ -76,12 +78,16 @@ impl Prepared for CudaPrepared {
         let one = Grid { x: 1, y: 1, cluster: 1 };
         // SAFETY: the status word is at the start of the workspace; the context is current.
         unsafe { self.clear.launch(stream.0, one, &workspace.address) }?;
-        if extents.rows == 0 || extents.requests == 0 {
+        // Append has rows, but no requests.
+        let idle = extents.requests == 0 && !matches!(self.plan.op, Op::Append(_));
+        if extents.rows == 0 || idle {
             return Ok(());
         }
         for stage in &self.stages {
             match stage {
                 // SAFETY: the caller answers for the addresses; the context is current.
+                Stage::Append(stage) => unsafe { stage.enqueue(&run) },
+                // SAFETY: as above.
                 Stage::Index(stage) => unsafe { stage.enqueue(&run) },
                 // SAFETY: as above.
                 Stage::Select(stage) => unsafe { stage.enqueue(&run) },

@@ -1,9 +1,11 @@
 //! The stages of a run: kernels chosen at preparation, arguments filled at every run.
 
+mod append;
 mod decode;
 mod index;
 mod select;
 
+pub(crate) use append::AppendStage;
 pub(crate) use decode::DecodeStage;
 pub(crate) use index::IndexStage;
 pub(crate) use select::SelectStage;
@@ -39,17 +41,20 @@ impl Run<'_> {
 
     /// A tensor whose rows are read or written 16 bytes at a time.
     pub(crate) fn vectors(&self, role: Role) -> Result<&Tensor> {
+        self.aligned(role, 16)
+    }
+
+    /// A tensor whose rows are read or written `bytes` bytes at a time. The stride of an axis of one element is not used.
+    pub(crate) fn aligned(&self, role: Role, bytes: u64) -> Result<&Tensor> {
         let tensor = self.tensor(role)?;
-        let outer = tensor.strides().split_last().map_or(&[][..], |(_, outer)| outer);
-        let aligned = tensor.address.is_multiple_of(16) && outer.iter().all(|s| s.is_multiple_of(16));
-        if aligned {
+        let mut outer = tensor.strides().iter().zip(tensor.shape()).rev().skip(1);
+        let strides = outer.all(|(stride, &extent)| extent <= 1 || stride.is_multiple_of(bytes));
+        if tensor.address.is_multiple_of(bytes) && strides {
             return Ok(tensor);
         }
-        Err(Error::invalid(
-            role.name(),
-            "address and strides multiples of 16 bytes (the kernel loads vectors)",
-            tensor,
-        ))
+        let want =
+            format!("address and strides multiples of {bytes} bytes (the kernel moves that many at once)");
+        Err(Error::invalid(role.name(), want, tensor))
     }
 
     /// The address of a region of the workspace.

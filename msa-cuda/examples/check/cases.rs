@@ -1,12 +1,14 @@
 //! Random cases.
 
+mod append;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use half::bf16;
 use msa_core::args::Role;
 use msa_core::cache::{
-    CacheFormat, IndexCache, KvCache, block_outer, head_slot, interleaved, planar, sglang_row,
+    CacheFormat, IndexCache, KvCache, VScaleOrder, block_outer, head_slot, interleaved, planar, sglang_row,
 };
 use msa_core::error::Result;
 use msa_core::format::E4m3;
@@ -81,6 +83,8 @@ pub(crate) struct Case {
     pub(crate) pages: u64,
     pub(crate) null_page: Option<u32>,
     pub(crate) pool: Vec<u8>,
+    /// Of a case of append; else empty.
+    pub(crate) extras: append::Extras,
     lengths: Vec<(u32, u32)>,
     special: &'static str,
 }
@@ -88,7 +92,8 @@ pub(crate) struct Case {
 const PAGE: u32 = 128;
 
 impl Case {
-    pub(crate) fn random(random: &mut Random) -> Self {
+    /// A case of the op called `only`, or of any.
+    pub(crate) fn random(random: &mut Random, only: Option<&str>) -> Self {
         let heads = random.pick(&[
             (64, 4, 4),
             (64, 4, 4),
@@ -107,9 +112,22 @@ impl Case {
             top_k: random.pick(&[16, 16, 16, 1, 3, 8, 32, 40, 64]),
             ..Geometry::M3
         };
-        match random.below(8) {
-            0..=2 => Self::index(random, geometry),
-            3 => Self::select(random, geometry),
+        let any = random.pick(&[
+            "index_score",
+            "index_score",
+            "index_score",
+            "select",
+            "append",
+            "append",
+            "sparse_decode",
+            "sparse_decode",
+            "sparse_decode",
+            "sparse_decode",
+        ]);
+        match only.unwrap_or(any) {
+            "append" => Self::append(random, geometry),
+            "index_score" => Self::index(random, geometry),
+            "select" => Self::select(random, geometry),
             _ => Self::decode(random, geometry),
         }
     }
@@ -247,6 +265,7 @@ impl Case {
             pages: blocks + 3,
             null_page: random.chance(10).then(|| random.below(blocks + 3) as u32),
             pool: Vec::new(),
+            extras: append::Extras::default(),
             lengths,
             special: random.pick(&["", "", "", "nan", "positions", "bad page", "bad length"]),
         }
@@ -452,10 +471,12 @@ impl Case {
     }
 
     pub(crate) fn kv_cache(&self, address: u64) -> Result<KvCache> {
-        let Op::SparseDecode(op) = &self.op else {
-            return planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
+        let (g, f) = match &self.op {
+            Op::SparseDecode(op) => (&op.geometry, op.cache),
+            Op::Append(op) => (&op.geometry, op.kv),
+            _ => return planar(&Geometry::M3, CacheFormat::Bf16, 1, address),
         };
-        let (g, f, n) = (&op.geometry, op.cache, self.pages);
+        let n = self.pages;
         let cache = match self.layout {
             Layout::Planar => planar(g, f, n, address),
             Layout::HeadSlot => head_slot(g, f, n, address),
@@ -463,10 +484,20 @@ impl Case {
             Layout::Interleaved => interleaved(g, f, n, address),
             Layout::BlockOuter => block_outer(g, f, CacheFormat::E4m3, n, address, 2, 0).map(|c| c.0),
         }?;
-        Ok(KvCache { null_page: self.null_page, ..cache })
+        let v_scale_order = match cache.v_scale_order {
+            VScaleOrder::Linear if self.extras.flips_scale_order => VScaleOrder::TokenQuad,
+            VScaleOrder::TokenQuad if self.extras.flips_scale_order => VScaleOrder::Linear,
+            own => own,
+        };
+        Ok(KvCache { null_page: self.null_page, v_scale_order, ..cache })
     }
 
     pub(crate) fn index_cache(&self, address: u64) -> Result<IndexCache> {
+        if let Op::Append(op) = &self.op {
+            let address = address + self.extras.kv_bytes;
+            let cache = IndexCache::planar(&op.geometry, op.index, self.extras.index_pages, address)?;
+            return Ok(IndexCache { null_page: self.extras.index_null_page, ..cache });
+        }
         let Op::IndexScore(op) = &self.op else {
             return IndexCache::planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
         };
@@ -478,6 +509,10 @@ impl Case {
         let g = self.op.geometry();
         let mut hit = |what: String| *hits.entry(what).or_default() += 1;
         hit(format!("{} group {}", self.op.name(), g.group()));
+        if let Op::Append(op) = &self.op {
+            self.append_hits(op, &mut hit);
+            return;
+        }
         hit(format!("{} k {}", self.op.name(), g.top_k));
         hit(format!("{} q_len {}", self.op.name(), self.bounds.max_query_len()));
         hit(format!("{} special '{}'", self.op.name(), self.special));

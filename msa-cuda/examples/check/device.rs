@@ -12,6 +12,8 @@ use crate::cases::{Case, Input};
 /// What a run left.
 pub(crate) struct Outcome {
     pub(crate) outputs: Vec<(Role, DType, Vec<u8>)>,
+    /// The caches, where the op writes them.
+    pub(crate) pool: Vec<u8>,
     pub(crate) status: Status,
 }
 
@@ -35,7 +37,7 @@ pub(crate) fn run(device: &dyn Device, plan: &Plan, case: &Case) -> Result<Outco
     };
     let mut args = Args::new();
     for input in case.inputs.iter().chain(&case.outputs) {
-        let (bytes, strides) = padded(input);
+        let (bytes, strides) = padded(input, case);
         let address = place(&bytes)?;
         args = args.with(input.role, Tensor::strided(address, input.dtype, &input.shape, &strides)?);
     }
@@ -43,6 +45,9 @@ pub(crate) fn run(device: &dyn Device, plan: &Plan, case: &Case) -> Result<Outco
     match case.op {
         Op::IndexScore(_) => args = args.with_index_cache(case.index_cache(pool)?),
         Op::SparseDecode(_) => args = args.with_kv_cache(case.kv_cache(pool)?),
+        Op::Append(_) => {
+            args = args.with_kv_cache(case.kv_cache(pool)?).with_index_cache(case.index_cache(pool)?);
+        }
         _ => {}
     }
     let workspace =
@@ -54,17 +59,30 @@ pub(crate) fn run(device: &dyn Device, plan: &Plan, case: &Case) -> Result<Outco
     let status = unsafe { prepared.status(Stream(0), workspace) }?;
     let mut outputs = Vec::new();
     for output in &case.outputs {
-        let mut bytes = vec![0; output.bytes.len()];
+        let mut bytes = padded(output, case).0;
         let address = args.tensor(output.role).map_or(0, |t| t.address);
         memory.read(address, &mut bytes)?;
         outputs.push((output.role, output.dtype, bytes));
     }
+    let mut written = if matches!(case.op, Op::Append(_)) { case.pool.clone() } else { Vec::new() };
+    memory.read(pool, &mut written)?;
     owned.into_iter().try_for_each(|address| memory.free(address))?;
-    Ok(Outcome { outputs, status })
+    Ok(Outcome { outputs, pool: written, status })
 }
 
-/// Bytes with gaps between rows, and the strides.
-fn padded(input: &Input) -> (Vec<u8>, Vec<u64>) {
+/// Bytes with gaps between rows, and between the heads of what has rows, heads and channels; and the strides.
+fn padded(input: &Input, case: &Case) -> (Vec<u8>, Vec<u64>) {
+    let head_pad = if input.shape.len() == 3 { case.extras.head_pad } else { 0 };
+    if head_pad > 0 {
+        let width = input.shape[2] * input.dtype.bytes();
+        let gap = vec![0xff; head_pad as usize];
+        let bytes =
+            input.bytes.chunks(width as usize).flat_map(|head| [head, &gap].concat()).collect::<Vec<u8>>();
+        let row = (width + head_pad) * input.shape[1];
+        let gap = vec![0xff; input.pad as usize];
+        let bytes = bytes.chunks(row as usize).flat_map(|row| [row, &gap].concat()).collect();
+        return (bytes, vec![row + input.pad, width + head_pad, input.dtype.bytes()]);
+    }
     let mut strides = vec![input.dtype.bytes(); input.shape.len()];
     for axis in (0..input.shape.len().saturating_sub(1)).rev() {
         strides[axis] = strides[axis + 1] * input.shape[axis + 1];
@@ -82,6 +100,14 @@ fn padded(input: &Input) -> (Vec<u8>, Vec<u64>) {
 impl Outcome {
     /// The first differing element, NaN counted as equal to NaN.
     pub(crate) fn difference(&self, got: &Self) -> Option<String> {
+        let differing = self.pool.iter().zip(&got.pool).filter(|(a, b)| a != b).count();
+        if let Some(at) = self.pool.iter().zip(&got.pool).position(|(a, b)| a != b) {
+            let (a, b) = (self.pool[at], got.pool[at]);
+            return Some(format!(
+                "cache byte {at} want {a:02x} got {b:02x}, {differing} of {}",
+                self.pool.len()
+            ));
+        }
         for ((role, dtype, want), (_, _, got)) in self.outputs.iter().zip(&got.outputs) {
             let size = dtype.bytes() as usize;
             let pairs = want.chunks_exact(size).zip(got.chunks_exact(size));
