@@ -1,6 +1,6 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both, sparse decode.
+//! `bench [quick] [index] [sparse] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both, sparse decode.
 
 use cudarc::driver::sys;
 use msa_core::args::{Args, Role};
@@ -30,6 +30,17 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let bench = Bench::new(&*device)?;
+    let named = |what: &str| std::env::args().any(|a| a == what);
+    if named("index") || !named("sparse") {
+        index_rows(&bench, named("quick"))?;
+    }
+    if named("sparse") || !named("index") {
+        sparse_rows(&bench)?;
+    }
+    Ok(())
+}
+
+fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),
@@ -39,7 +50,9 @@ fn run() -> Result<()> {
         ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4, ScorePrecision::Faithful),
         ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
     ] {
-        let quick = std::env::args().any(|a| a == "quick");
+        if !chosen(name) {
+            continue;
+        }
         for (context, rows) in [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)] {
             if quick && (context != 131_072 || rows > 1) {
                 continue;
@@ -53,6 +66,10 @@ fn run() -> Result<()> {
             println!("{line}");
         }
     }
+    Ok(())
+}
+
+fn sparse_rows(bench: &Bench<'_>) -> Result<()> {
     for (name, query, cache) in [
         ("fp8", DType::E4m3, CacheFormat::E4m3),
         ("nvfp4", DType::E4m3, CacheFormat::Nvfp4),
@@ -60,6 +77,9 @@ fn run() -> Result<()> {
         ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4),
         ("bf16", DType::Bf16, CacheFormat::Bf16),
     ] {
+        if !chosen(name) {
+            continue;
+        }
         for splits in [None, Some(1), Some(2), Some(4), Some(8), Some(16)] {
             let op = Attention { query, cache, ..Attention::default() };
             let mut line = format!("sparse {name:13} splits {splits:?}:");
@@ -70,6 +90,11 @@ fn run() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the formats `name` are to be timed: all, or those of `only=`.
+fn chosen(name: &str) -> bool {
+    std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
 }
 
 struct Bench<'a> {
