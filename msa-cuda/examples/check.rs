@@ -4,6 +4,8 @@
 
 #[path = "check/cases.rs"]
 mod cases;
+#[path = "check/composed.rs"]
+mod composed;
 #[path = "check/device.rs"]
 mod device;
 

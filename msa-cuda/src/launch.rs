@@ -69,6 +69,14 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
+/// One warp for each of `per_row` items of every row that the bounds allow, four to a block.
+pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
+    let blocks = (lengths.rows() * u64::from(per_row)).div_ceil(4).max(1);
+    let x = u32::try_from(blocks).ok().filter(|&x| x <= i32::MAX as u32);
+    let x = x.ok_or_else(|| Error::invalid("lengths", "at most 2^31 blocks of threads", blocks))?;
+    Ok(Grid { x, y: 1, cluster: 1 })
+}
+
 /// Parts of the slots: `[requests][splits]` of (first slot, one past the last), and `splits`, a power of two if a cluster
 /// can hold them.
 pub(crate) fn split_table(plan: &Plan) -> (Vec<[u32; 2]>, u32) {

@@ -26,10 +26,11 @@ struct Batch {
   const int32_t* positions;      // [rows], or null for kv_len - count + i
   const int32_t* block_table;    // [requests][table_stride]
   const uint32_t* bounds;        // [requests][2]: most query rows, most tokens
-  uint32_t* status;
+  uint32_t* status;              // [0] is shared by the kernels after the first
   uint64_t table_stride;         // elements
   uint64_t pages;
-  int64_t null_page;             // -1 if there is none
+  int32_t null_page;             // -1 if there is none
+  uint32_t own_status;           // 1: this kernel begins the run and keeps its status in one word a block, from status[1] on
   uint32_t table_width, requests, rows, max_query;
 };
 
@@ -80,7 +81,39 @@ struct DecodeArguments {
   uint32_t one, combine_in_workspace, pad;
 };
 
+struct StatusArguments {
+  uint32_t* status;
+  uint32_t words, pad;  // at most 1024
+};
+
+struct MergeArguments {
+  const uint8_t* outputs;  // [states][rows][heads][channels] f32 or bf16
+  uint64_t outputs_state, outputs_row, outputs_head;
+  const uint8_t* lses;     // [states][rows][heads] f32: LSEs or maxima
+  uint64_t lses_state, lses_row;
+  const uint8_t* sums;     // [states][rows][heads] f32, or null where the outputs are normalised
+  uint64_t sums_state, sums_row;
+  uint8_t* output;         // [rows][heads][channels]
+  uint64_t output_row, output_head;
+  uint8_t* lse;            // [rows][heads] f32
+  uint64_t lse_row;
+  uint32_t* status;
+  uint32_t rows, heads, channels, states;
+  uint32_t partial_is_bf16, output_type, base_two, pad;
+};
+
+struct SelectMergeArguments {
+  const uint8_t* keys;  // [world][rows][heads][k] u64
+  uint64_t keys_rank, keys_row, keys_head;
+  uint8_t* indices;     // [rows][lists][k] i32
+  uint64_t indices_row, indices_list;
+  uint32_t* status;
+  uint32_t rows, heads, lists, world;
+  uint32_t k, score_order;
+};
+
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
+static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
 
 }  // namespace msa
