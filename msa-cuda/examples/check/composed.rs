@@ -14,7 +14,7 @@ use crate::cases::{Case, Input, Layout, Random, elements};
 
 impl Case {
     pub(crate) fn merge(random: &mut Random, mut geometry: Geometry) -> Self {
-        geometry.head_dim = random.pick(&[128, 128, 128, 64, 192, 256]);
+        geometry.head_dim = random.pick(&[128, 128, 128, 64]);
         let op = Merge {
             geometry,
             states: random.pick(&[1, 2, 2, 3, 5, 8, 16, 33, 70]),
