@@ -1,8 +1,10 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick | step]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both, sparse decode;
-//! `step`: the composite, and its stages as operations of their own.
+//! `bench [quick | step | append]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both,
+//! sparse decode; with `step` the composite, and its stages as operations of their own; with `append` that alone.
 
+#[path = "bench/append.rs"]
+mod append;
 #[path = "bench/step.rs"]
 mod step;
 
@@ -36,6 +38,9 @@ fn run() -> Result<()> {
     let bench = Bench::new(&*device)?;
     if std::env::args().any(|a| a == "step") {
         return steps(&bench);
+    }
+    if std::env::args().any(|a| a == "append") {
+        return append::run(&bench);
     }
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),

@@ -1,9 +1,10 @@
 //! Random cases on a device against the reference's execution of the same plan, bit for bit.
 //!
-//! `check [rehearse | graph | streams | offsets | ties] [cases] [seed] [seconds]`: at most so many seconds. Without a word: each
-//! case once. `rehearse`: the cases on the reference alone. `graph`: captured, and replayed with other contents. `streams`: two
-//! at once. `offsets`: pages and states beyond 2^32 bytes. `ties`: selections of faithful scores against those of the equations.
-//! Prints one line a differing case and a table of what was hit; ends with a failure if a bit differs.
+//! `check [rehearse | graph | streams | offsets | ties] [op] [cases] [seed] [seconds]`: at most so many seconds, of one op if it is
+//! named. Without a mode: each case once. `rehearse`: the cases on the reference alone. `graph`: captured, and replayed with
+//! other contents. `streams`: two at once. `offsets`: pages, rows and states beyond 2^32 bytes. `ties`: selections of faithful
+//! scores against those of the equations. Prints one line a differing case and a table of what was hit; ends with a failure if a
+//! bit differs.
 
 #[path = "check/cases.rs"]
 mod cases;
@@ -24,20 +25,25 @@ mod vary;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use cases::{Case, Random};
+use cases::Case;
 use msa_core::backend::{Device, Status};
 use msa_core::device::{Arch, DeviceTraits};
 use msa_core::error::{Error, Result};
 use replay::Amount;
 
+/// Operations that may be named on the command line.
+const OPS: [&str; 7] = ["append", "index_score", "select", "sparse_decode", "merge", "select_merge", "step"];
+
 fn main() -> ExitCode {
     let (words, numbers): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.parse::<u64>().is_err());
     let number = |at: usize, default| numbers.get(at).and_then(|n| n.parse().ok()).unwrap_or(default);
+    let only = OPS.into_iter().find(|op| words.iter().any(|word| word == op));
+    let mode = words.iter().find(|word| !OPS.contains(&word.as_str()));
     let limit = Duration::from_secs(number(2, 3600));
-    let amount = Amount { count: number(0, 200), seed: number(1, 1), limit };
-    match check(words.first().map_or("", String::as_str), amount) {
+    let amount = Amount { only, count: number(0, 200), seed: number(1, 1), limit };
+    match check(mode.map_or("", String::as_str), amount) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -55,7 +61,7 @@ fn check(mode: &str, amount: Amount) -> Result<u64> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     match mode {
-        "" => run(&*device, amount.count, amount.seed, amount.limit),
+        "" => run(&*device, amount),
         "graph" => replay::graphs(&*device, amount),
         "streams" => replay::streams(&*device, amount),
         "offsets" => offsets::run(&*device, amount),
@@ -73,9 +79,7 @@ fn rehearse(amount: Amount) -> Result<u64> {
             .map(|plan| device::as_reference(&plan))
     };
     let mut refused = BTreeMap::<String, u64>::new();
-    for number in 0..amount.count {
-        let mut random = Random::new(amount.seed.wrapping_mul(1_000_003).wrapping_add(number));
-        let case = Case::random(&mut random);
+    for (_, case, mut random) in amount.cases() {
         match planned(&case) {
             Ok(plan) => {
                 device::run(&*reference, &plan, &case)?;
@@ -89,13 +93,11 @@ fn rehearse(amount: Amount) -> Result<u64> {
 }
 
 /// Differing cases.
-fn run(cuda: &dyn Device, count: u64, seed: u64, limit: Duration) -> Result<u64> {
+fn run(cuda: &dyn Device, amount: Amount) -> Result<u64> {
     let reference = msa_ref::device();
-    let (mut failed, mut hits) = (0, BTreeMap::<String, u64>::new());
-    let (start, mut done) = (Instant::now(), 0);
-    for number in (0..count).take_while(|_| start.elapsed() < limit) {
+    let (mut failed, mut done, mut hits) = (0, 0, BTreeMap::<String, u64>::new());
+    for (number, case, _) in amount.cases() {
         done += 1;
-        let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)));
         let plan = match cuda.plan(&case.op, &case.bounds, &case.options) {
             Ok(plan) => plan,
             Err(error) => {
@@ -109,15 +111,13 @@ fn run(cuda: &dyn Device, count: u64, seed: u64, limit: Duration) -> Result<u64>
         case.count(&mut hits);
         let ignored = Status::PAGE;
         let statuses = got.status.0 & !ignored != want.status.0 & !ignored;
+        let name = format!("case {number} seed {}: {}", amount.seed, plan.variant);
         if let Some(difference) = want.difference(&got) {
             failed += 1;
-            println!("case {number} seed {seed}: {}: {difference}: {case}", plan.variant);
+            println!("{name}: {difference}: {case}");
         } else if statuses {
             failed += 1;
-            println!(
-                "case {number} seed {seed}: {}: status {} want {}: {case}",
-                plan.variant, got.status, want.status
-            );
+            println!("{name}: status {} want {}: {case}", got.status, want.status);
         }
     }
     for (what, hit) in &hits {

@@ -77,6 +77,39 @@ pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
     Ok(Grid { x, y: 1, cluster: 1 })
 }
 
+/// Heads that a block of `append` takes in one pass: 256 threads, eight a head.
+const APPEND_HEADS: u64 = 32;
+
+/// Most passes of a block of `append`.
+const APPEND_PASSES: u64 = 8;
+
+/// Passes of every block of `append` over `heads` (row, head) pairs: one until the machine has been filled several times.
+pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
+    let waves = heads.div_ceil(APPEND_HEADS) / u64::from((units * kernel.blocks).max(1));
+    (waves / 4).clamp(1, APPEND_PASSES) as u32
+}
+
+/// Blocks of `append` for `heads` (row, head) pairs of one tensor.
+pub(crate) fn append_blocks(heads: u64, passes: u32) -> u64 {
+    heads.div_ceil(APPEND_HEADS * u64::from(passes))
+}
+
+/// Rows of a launch of `append`: what the table of `table_bytes` finds the last rows of, so that no count of heads leaves
+/// 32 bits.
+pub(crate) fn append_rows(table_bytes: u64, most_heads: u32) -> u64 {
+    let entries = table_bytes / WINNER_BYTES;
+    let rows = if entries == 0 { 0 } else { (1 << entries.ilog2()) / 2 };
+    rows.min((1 << 30) / u64::from(most_heads.max(1)))
+}
+
+/// Entries of the table for `rows` rows, at most half of which are taken: a power of two.
+pub(crate) fn winner_entries(rows: u64) -> u64 {
+    (2 * rows).next_power_of_two()
+}
+
+/// Bytes of an entry.
+pub(crate) const WINNER_BYTES: u64 = 16;
+
 /// Parts of the slots: `[requests][splits]` of (first slot, one past the last), and `splits`, a power of two if a cluster
 /// can hold them.
 pub(crate) fn split_table(plan: &Plan) -> (Vec<[u32; 2]>, u32) {
@@ -102,6 +135,26 @@ mod tests {
         assert_eq!(index_choice(1, 4, 1024).symbol, "index_score_n1");
         assert_eq!(index_choice(8, 4, 64).pairs, 32);
         assert_eq!(index_choice(1, 1, 1 << 20).pages, 4);
+    }
+
+    #[test]
+    fn append_takes_one_pass_until_the_machine_is_full() {
+        let kernel = Kernel { symbol: "append_once", threads: 256, shared: 0, blocks: 4 };
+        let passes = |rows: u64| append_passes(77 * rows, 132, &kernel);
+        assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
+        assert_eq!((append_blocks(33, 1), append_blocks(256, 8), append_blocks(257, 8)), (2, 1, 2));
+    }
+
+    #[test]
+    fn append_launches_hold_the_rows_that_the_table_can_tell_apart() {
+        assert_eq!(append_rows(64 * 1000, 64), 1024);
+        assert_eq!(append_rows(64, 64), 2);
+        assert_eq!(append_rows(0, 64), 0);
+        assert_eq!(append_rows(u64::MAX, 64), 1 << 24);
+        for rows in [1, 2, 3, 1000, 1025] {
+            assert!(winner_entries(rows) * WINNER_BYTES <= 64 * rows && winner_entries(rows) >= 2 * rows);
+            assert!(append_rows(winner_entries(rows) * WINNER_BYTES, 1) >= rows);
+        }
     }
 
     #[test]

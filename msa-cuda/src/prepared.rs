@@ -46,6 +46,11 @@ impl StatusWords {
         let fits = words <= MOST_STATUS_WORDS;
         Self { count: if fits { words as u32 } else { 1 }, cleared_by_first: fits }
     }
+
+    /// Words of the run if the first kernel has its own, else 0.
+    fn owned(&self) -> u32 {
+        if self.count > 1 { self.count } else { 0 }
+    }
 }
 
 impl CudaPrepared {
@@ -107,9 +112,10 @@ impl Prepared for CudaPrepared {
         }
         let with_scores = self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
         let args = with_scores.as_ref().unwrap_or(args);
-        let run = Run { stream: stream.0, args, extents, workspace, owns_status: false };
+        let is_step = matches!(self.plan.op, Op::Step(_));
         for (number, stage) in self.stages.iter().enumerate() {
-            let run = Run { owns_status: number == 0 && self.status.cleared_by_first, ..run };
+            let own_status = if number == 0 { self.status.owned() } else { 0 };
+            let run = Run { stream: stream.0, args, extents, workspace, own_status, is_step };
             // SAFETY: the caller answers for the addresses; the context is current.
             unsafe { stage.enqueue(&run) }?;
         }
@@ -130,9 +136,9 @@ impl Prepared for CudaPrepared {
     }
 }
 
-/// Merges know rows, not requests.
+/// The others know rows alone.
 fn has_requests(op: &Op) -> bool {
-    !matches!(op, Op::Merge(_) | Op::SelectMerge(_))
+    !matches!(op, Op::Append(_) | Op::Merge(_) | Op::SelectMerge(_))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The stages of a run: kernels chosen at preparation, arguments filled at every run.
 
+mod append;
 mod decode;
 mod index;
 mod merge;
@@ -9,6 +10,7 @@ mod step;
 
 use std::sync::Arc;
 
+use append::AppendStage;
 use decode::DecodeStage;
 use index::IndexStage;
 use merge::MergeStage;
@@ -29,6 +31,7 @@ use crate::context::{Context, Grid};
 
 /// One stage of a run.
 pub(crate) enum Stage {
+    Append(AppendStage),
     Index(IndexStage),
     Select(SelectStage),
     Decode(DecodeStage),
@@ -47,6 +50,7 @@ impl Stage {
 
     fn one(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
         match &plan.op {
+            Op::Append(op) => AppendStage::new(context, plan, op).map(Self::Append),
             Op::IndexScore(op) => IndexStage::new(context, plan, op).map(Self::Index),
             Op::Select(op) => SelectStage::new(context, plan, op).map(Self::Select),
             Op::SparseDecode(op) => DecodeStage::new(context, plan, op).map(Self::Decode),
@@ -59,10 +63,11 @@ impl Stage {
         }
     }
 
-    /// The grid of its first kernel, whose blocks raise status bits; `None` for a stage that clears the shared word and raises
+    /// The most blocks of its first kernel, which raise status bits; `None` for a stage that clears the shared word and raises
     /// nothing.
     pub(crate) fn raises(&self) -> Option<Grid> {
         match self {
+            Self::Append(stage) => Some(stage.grid()),
             Self::Index(stage) => Some(stage.grid()),
             Self::Select(stage) => Some(stage.grid()),
             Self::Decode(stage) => Some(stage.grid()),
@@ -75,6 +80,8 @@ impl Stage {
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
         match self {
             // SAFETY: the caller's promise.
+            Self::Append(stage) => unsafe { stage.enqueue(run) },
+            // SAFETY: as above.
             Self::Index(stage) => unsafe { stage.enqueue(run) },
             // SAFETY: as above.
             Self::Select(stage) => unsafe { stage.enqueue(run) },
@@ -94,8 +101,10 @@ pub(crate) struct Run<'a> {
     pub(crate) args: &'a Args,
     pub(crate) extents: Extents,
     pub(crate) workspace: Span,
-    /// True for the stage that begins the run and keeps its status in a word a block.
-    pub(crate) owns_status: bool,
+    /// Status words, for the stage that begins the run and keeps a word a block; 0 for the others.
+    pub(crate) own_status: u32,
+    /// Rows are those of requests: the last offset says which are padding.
+    pub(crate) is_step: bool,
 }
 
 impl Run<'_> {
@@ -111,17 +120,20 @@ impl Run<'_> {
 
     /// A tensor whose rows are read or written 16 bytes at a time.
     pub(crate) fn vectors(&self, role: Role) -> Result<&Tensor> {
+        self.aligned(role, 16)
+    }
+
+    /// A tensor whose rows are read or written `bytes` bytes at a time. The stride of an axis of one element is not used.
+    pub(crate) fn aligned(&self, role: Role, bytes: u64) -> Result<&Tensor> {
         let tensor = self.tensor(role)?;
-        let outer = tensor.strides().split_last().map_or(&[][..], |(_, outer)| outer);
-        let aligned = tensor.address.is_multiple_of(16) && outer.iter().all(|s| s.is_multiple_of(16));
-        if aligned {
+        let mut outer = tensor.strides().iter().zip(tensor.shape()).rev().skip(1);
+        let strides = outer.all(|(stride, &extent)| extent <= 1 || stride.is_multiple_of(bytes));
+        if tensor.address.is_multiple_of(bytes) && strides {
             return Ok(tensor);
         }
-        Err(Error::invalid(
-            role.name(),
-            "address and strides multiples of 16 bytes (the kernel loads vectors)",
-            tensor,
-        ))
+        let want =
+            format!("address and strides multiples of {bytes} bytes (the kernel moves that many at once)");
+        Err(Error::invalid(role.name(), want, tensor))
     }
 
     /// The address of a region of the workspace.
@@ -157,7 +169,7 @@ impl BatchPlan {
             pages,
             // Ids are i32, so that no id is a larger null page.
             null_page: null_page.and_then(|page| page.try_into().ok()).unwrap_or(-1),
-            own_status: run.owns_status.into(),
+            own_status: run.own_status,
             table_width: narrow(table.map_or(0, |t| t.extent(1)), "block_table.shape[1]")?,
             requests: narrow(run.extents.requests, "requests")?,
             rows: narrow(run.extents.rows, "rows")?,

@@ -1,12 +1,14 @@
 //! Random cases.
 
+mod append;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use half::bf16;
 use msa_core::args::Role;
 use msa_core::cache::{
-    CacheFormat, IndexCache, KvCache, block_outer, head_slot, interleaved, planar, sglang_row,
+    CacheFormat, IndexCache, KvCache, VScaleOrder, block_outer, head_slot, interleaved, planar, sglang_row,
 };
 use msa_core::error::Result;
 use msa_core::format::E4m3;
@@ -71,6 +73,7 @@ pub(crate) enum Layout {
 }
 
 /// One case: op, bounds, inputs, outputs.
+#[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) op: Op,
     pub(crate) bounds: Lengths,
@@ -83,6 +86,8 @@ pub(crate) struct Case {
     pub(crate) pool: Vec<u8>,
     /// Pages of the index cache of a step.
     pub(crate) index_pool: Vec<u8>,
+    /// Of a case of append; else empty.
+    pub(crate) extras: append::Extras,
     /// Rows and tokens of each request.
     pub(crate) lengths: Vec<(u32, u32)>,
     pub(crate) special: &'static str,
@@ -91,7 +96,8 @@ pub(crate) struct Case {
 pub(crate) const PAGE: u32 = 128;
 
 impl Case {
-    pub(crate) fn random(random: &mut Random) -> Self {
+    /// A case of the op called `only`, or of any.
+    pub(crate) fn random(random: &mut Random, only: Option<&str>) -> Self {
         let heads = random.pick(&[
             (64, 4, 4),
             (64, 4, 4),
@@ -110,13 +116,31 @@ impl Case {
             top_k: random.pick(&[16, 16, 16, 1, 3, 8, 32, 40, 64]),
             ..Geometry::M3
         };
-        match random.below(12) {
-            0..=2 => Self::index(random, geometry),
-            3 => Self::select(random, geometry),
-            4..=7 => Self::decode(random, geometry),
-            8 => Self::merge(random, geometry),
-            9 => Self::select_merge(random, geometry),
-            _ => Self::step(random, geometry),
+        let any = random.pick(&[
+            "index_score",
+            "index_score",
+            "index_score",
+            "select",
+            "append",
+            "append",
+            "sparse_decode",
+            "sparse_decode",
+            "sparse_decode",
+            "sparse_decode",
+            "merge",
+            "select_merge",
+            "step",
+            "step",
+            "step",
+        ]);
+        match only.unwrap_or(any) {
+            "append" => Self::append(random, geometry),
+            "index_score" => Self::index(random, geometry),
+            "select" => Self::select(random, geometry),
+            "merge" => Self::merge(random, geometry),
+            "select_merge" => Self::select_merge(random, geometry),
+            "step" => Self::step(random, geometry),
+            _ => Self::decode(random, geometry),
         }
     }
 
@@ -254,6 +278,7 @@ impl Case {
             null_page: random.chance(10).then(|| random.below(blocks + 3) as u32),
             pool: Vec::new(),
             index_pool: Vec::new(),
+            extras: append::Extras::default(),
             lengths,
             special: random.pick(&["", "", "", "nan", "positions", "bad page", "bad length"]),
         }
@@ -459,12 +484,13 @@ impl Case {
     }
 
     pub(crate) fn kv_cache(&self, address: u64) -> Result<KvCache> {
-        let op = match &self.op {
-            Op::SparseDecode(op) => op,
-            Op::Step(step) => &step.attention,
+        let (g, f) = match &self.op {
+            Op::SparseDecode(op) => (&op.geometry, op.cache),
+            Op::Step(step) => (&step.attention.geometry, step.attention.cache),
+            Op::Append(op) => (&op.geometry, op.kv),
             _ => return planar(&Geometry::M3, CacheFormat::Bf16, 1, address),
         };
-        let (g, f, n) = (&op.geometry, op.cache, self.pages);
+        let n = self.pages;
         let cache = match self.layout {
             Layout::Planar => planar(g, f, n, address),
             Layout::HeadSlot => head_slot(g, f, n, address),
@@ -472,10 +498,20 @@ impl Case {
             Layout::Interleaved => interleaved(g, f, n, address),
             Layout::BlockOuter => block_outer(g, f, CacheFormat::E4m3, n, address, 2, 0).map(|c| c.0),
         }?;
-        Ok(KvCache { null_page: self.null_page, ..cache })
+        let v_scale_order = match cache.v_scale_order {
+            VScaleOrder::Linear if self.extras.flips_scale_order => VScaleOrder::TokenQuad,
+            VScaleOrder::TokenQuad if self.extras.flips_scale_order => VScaleOrder::Linear,
+            own => own,
+        };
+        Ok(KvCache { null_page: self.null_page, v_scale_order, ..cache })
     }
 
     pub(crate) fn index_cache(&self, address: u64) -> Result<IndexCache> {
+        if let Op::Append(op) = &self.op {
+            let address = address + self.extras.kv_bytes;
+            let cache = IndexCache::planar(&op.geometry, op.index, self.extras.index_pages, address)?;
+            return Ok(IndexCache { null_page: self.extras.index_null_page, ..cache });
+        }
         let op = match &self.op {
             Op::IndexScore(op) => op,
             Op::Step(step) => &step.index,
@@ -485,10 +521,23 @@ impl Case {
         Ok(IndexCache { null_page: self.null_page, ..cache })
     }
 
+    /// True if the caches are outputs.
+    pub(crate) fn writes_caches(&self) -> bool {
+        match &self.op {
+            Op::Append(_) => true,
+            Op::Step(step) => step.appends,
+            _ => false,
+        }
+    }
+
     pub(crate) fn count(&self, hits: &mut BTreeMap<String, u64>) {
         let g = self.op.geometry();
         let mut hit = |what: String| *hits.entry(what).or_default() += 1;
         hit(format!("{} group {}", self.op.name(), g.group()));
+        if let Op::Append(op) = &self.op {
+            self.append_hits(op, &mut hit);
+            return;
+        }
         hit(format!("{} k {}", self.op.name(), g.top_k));
         hit(format!("{} q_len {}", self.op.name(), self.bounds.max_query_len()));
         hit(format!("{} special '{}'", self.op.name(), self.special));

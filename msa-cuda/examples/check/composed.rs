@@ -5,8 +5,8 @@ use msa_core::cache::{CacheFormat, IndexCache};
 use msa_core::candidate::CandidateKey;
 use msa_core::geometry::{Geometry, Grouping};
 use msa_core::op::{
-    Attention, AttentionOutput, Dequantise, IndexScore, LseBase, Merge, MergeDomain, Op, ScorePrecision,
-    Select, SelectMerge, SelectOrder, Step,
+    Append, Attention, AttentionOutput, Dequantise, IndexScore, LseBase, Merge, MergeDomain, Norm, Op, Quantiser,
+    Rope, Rounding, ScorePrecision, Select, SelectMerge, SelectOrder, Step,
 };
 use msa_core::tensor::DType;
 
@@ -92,8 +92,12 @@ impl Case {
         let mut case = Self::empty(random, Op::Step(op.clone()), 60);
         case.options.splits = random.pick(&[None, None, None, Some(1), Some(3)]).filter(|&s| s <= geometry.top_k);
         let rows = case.add_batch(random, true);
-        case.add_rows(random, Role::IndexQuery, op.index.query, rows, geometry.index_heads);
-        case.add_rows(random, Role::Query, op.attention.query, rows, geometry.query_heads);
+        if op.appends {
+            case.add_new_tokens(random, &op.append, rows);
+        } else {
+            case.add_rows(random, Role::IndexQuery, op.index.query, rows, geometry.index_heads);
+            case.add_rows(random, Role::Query, op.attention.query, rows, geometry.query_heads);
+        }
         let scales = [Role::IndexQueryScale, Role::IndexKeyScale, Role::QueryScale, Role::KeyScale, Role::ValueScale];
         case.add_scales(random, &scales);
         case.add_output(Role::BlockIndices, DType::I32, &[rows, op.select.lists().into(), geometry.top_k.into()]);
@@ -104,6 +108,60 @@ impl Case {
         case.layout = random.pick(&[Layout::Planar, Layout::HeadSlot, Layout::SglangRow, Layout::BlockOuter]);
         case.fill_step(random);
         case
+    }
+
+    /// Sources, slots, positions and tables of a step that appends.
+    fn add_new_tokens(&mut self, random: &mut Random, op: &Append, rows: u64) {
+        let (inputs, outputs) = (self.inputs.len(), self.outputs.len());
+        // A step cannot do without its queries, which an append can leave out.
+        while self.outputs.len() < outputs + 2 {
+            self.inputs.truncate(inputs);
+            self.outputs.truncate(outputs);
+            self.add_sources(random, op, rows);
+        }
+        let half = u64::from(op.rope.rotary_dim) / 2;
+        let positions = u64::from(self.bounds.max_kv_len()) + 1;
+        for role in [Role::RopeCos, Role::RopeSin] {
+            let angles = floats((0..positions * half).map(|_| random.normal().clamp(-1.0, 1.0)));
+            self.add_input(role, DType::F32, vec![positions, half], angles);
+        }
+        self.add_input(Role::Slots, DType::I64, vec![rows], vec![0; 8 * rows as usize]);
+        if self.inputs.iter().all(|i| i.role != Role::Positions) {
+            self.add_input(Role::Positions, DType::I32, vec![rows], vec![0; 4 * rows as usize]);
+        }
+        self.place_new_tokens(random);
+    }
+
+    /// The rows of a request are its last tokens; what stands in padded rows must not be followed.
+    pub(crate) fn place_new_tokens(&mut self, random: &mut Random) {
+        let ints = |role| -> Vec<i32> {
+            let bytes = self.inputs.iter().find(|i| i.role == role).map_or(&[][..], |i| &i.bytes);
+            bytes.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b)).collect()
+        };
+        let (table, mut positions) = (ints(Role::BlockTable), ints(Role::Positions));
+        let width = table.len() / self.lengths.len().max(1);
+        let mut slots: Vec<i64> = positions.iter().map(|_| random.below(self.pages * 128) as i64).collect();
+        let mut row = 0;
+        for (request, &(rows, tokens)) in self.lengths.iter().enumerate() {
+            for i in 0..rows {
+                let position = i64::from(tokens) - i64::from(rows) + i64::from(i);
+                let page = usize::try_from(position / 128).ok().filter(|_| position >= 0);
+                let page = page.and_then(|page| table[request * width..][..width].get(page).copied());
+                let in_pool = page.filter(|&page| page >= 0 && (page as u64) < self.pages);
+                slots[row] = in_pool.map_or(-1, |page| i64::from(page) * 128 + position % 128);
+                if self.special != "positions" {
+                    positions[row] = position as i32;
+                }
+                row += 1;
+            }
+        }
+        for input in &mut self.inputs {
+            match input.role {
+                Role::Slots => input.bytes = slots.iter().flat_map(|s| s.to_le_bytes()).collect(),
+                Role::Positions => input.bytes = positions.iter().flat_map(|p| p.to_le_bytes()).collect(),
+                _ => {}
+            }
+        }
     }
 
     /// Both caches of a step.
@@ -138,7 +196,21 @@ fn random_step(random: &mut Random, geometry: Geometry) -> Step {
     let grouping = random.pick(&[Grouping::PerHead, Grouping::PerHead, Grouping::Reduced]);
     let precision = random.pick(&[ScorePrecision::Faithful, ScorePrecision::Faithful, ScorePrecision::Fast]);
     let init_blocks = random.pick(&[0, 0, 1]).min(geometry.top_k - 1);
+    let append = Append {
+        geometry,
+        kv: cache,
+        index: keys,
+        query,
+        index_query,
+        norm: Norm { enabled: random.chance(85), ..Norm::default() },
+        rope: Rope { rotary_dim: random.pick(&[64, 64, 128, 32]) },
+        rounding: random.pick(&[Rounding::Once, Rounding::PerStep]),
+        quantiser: random.pick(&[Quantiser::Vendor, Quantiser::Vendor, Quantiser::Reciprocal]),
+        block_scale_shift: 0,
+    };
     Step {
+        appends: random.chance(60),
+        append,
         index: IndexScore {
             geometry,
             query: index_query,

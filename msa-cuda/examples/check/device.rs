@@ -12,6 +12,8 @@ use crate::cases::{Case, Input};
 /// What a run left.
 pub(crate) struct Outcome {
     pub(crate) outputs: Vec<(Role, DType, Vec<u8>)>,
+    /// The caches, where the op writes them.
+    pub(crate) pool: Vec<u8>,
     pub(crate) status: Status,
 }
 
@@ -31,9 +33,9 @@ pub(crate) fn run(device: &dyn Device, plan: &Plan, case: &Case) -> Result<Outco
     unsafe { prepared.enqueue(Stream(0), &placed.args, placed.workspace) }?;
     // SAFETY: as above.
     let status = unsafe { prepared.status(Stream(0), placed.workspace) }?;
-    let outputs = placed.outputs(case)?;
+    let outcome = placed.outcome(case, status)?;
     placed.free()?;
-    Ok(Outcome { outputs, status })
+    Ok(outcome)
 }
 
 /// A case in the memory of a device.
@@ -59,7 +61,7 @@ impl<'a> Placed<'a> {
         };
         placed.workspace = Span { address: placed.place(&rubbish)?, bytes: plan.workspace_bytes };
         for input in case.inputs.iter().chain(&case.outputs) {
-            let (bytes, strides) = padded(input);
+            let (bytes, strides) = padded(input, case);
             let tensor = Tensor::strided(placed.place(&bytes)?, input.dtype, &input.shape, &strides)?;
             placed.args = placed.args.with(input.role, tensor);
         }
@@ -68,6 +70,9 @@ impl<'a> Placed<'a> {
         placed.args = match case.op {
             Op::IndexScore(_) => placed.args.with_index_cache(case.index_cache(pool)?),
             Op::SparseDecode(_) => placed.args.with_kv_cache(case.kv_cache(pool)?),
+            Op::Append(_) => {
+                placed.args.with_kv_cache(case.kv_cache(pool)?).with_index_cache(case.index_cache(pool)?)
+            }
             Op::Step(_) => {
                 placed.args.with_kv_cache(case.kv_cache(pool)?).with_index_cache(case.index_cache(index_pool)?)
             }
@@ -87,20 +92,29 @@ impl<'a> Placed<'a> {
     pub(crate) fn rewrite(&self, case: &Case) -> Result<()> {
         for input in case.inputs.iter().chain(&case.outputs) {
             let address = self.args.tensor(input.role).map_or(0, |t| t.address);
-            self.memory.write(address, &padded(input).0)?;
+            self.memory.write(address, &padded(input, case).0)?;
         }
         self.memory.write(self.pools[0], &case.pool)?;
         self.memory.write(self.pools[1], &case.index_pool)
     }
 
-    pub(crate) fn outputs(&self, case: &Case) -> Result<Vec<(Role, DType, Vec<u8>)>> {
+    /// What a run of the case left here.
+    pub(crate) fn outcome(&self, case: &Case, status: Status) -> Result<Outcome> {
         let read = |output: &Input| {
-            let mut bytes = vec![0; output.bytes.len()];
+            let mut bytes = padded(output, case).0;
             let address = self.args.tensor(output.role).map_or(0, |t| t.address);
             self.memory.read(address, &mut bytes)?;
             Ok((output.role, output.dtype, bytes))
         };
-        case.outputs.iter().map(read).collect()
+        let outputs = case.outputs.iter().map(read).collect::<Result<_>>()?;
+        let mut pool = Vec::new();
+        if case.writes_caches() {
+            pool = [&case.pool[..], &case.index_pool].concat();
+            let (first, second) = pool.split_at_mut(case.pool.len());
+            self.memory.read(self.pools[0], first)?;
+            self.memory.read(self.pools[1], second)?;
+        }
+        Ok(Outcome { outputs, pool, status })
     }
 
     pub(crate) fn free(self) -> Result<()> {
@@ -108,8 +122,19 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// Bytes with gaps between rows, and the strides.
-fn padded(input: &Input) -> (Vec<u8>, Vec<u64>) {
+/// Bytes with gaps between rows, and between the heads of what has rows, heads and channels; and the strides.
+fn padded(input: &Input, case: &Case) -> (Vec<u8>, Vec<u64>) {
+    let head_pad = if input.shape.len() == 3 { case.extras.head_pad } else { 0 };
+    if head_pad > 0 {
+        let width = input.shape[2] * input.dtype.bytes();
+        let gap = vec![0xff; head_pad as usize];
+        let bytes =
+            input.bytes.chunks(width as usize).flat_map(|head| [head, &gap].concat()).collect::<Vec<u8>>();
+        let row = (width + head_pad) * input.shape[1];
+        let gap = vec![0xff; input.pad as usize];
+        let bytes = bytes.chunks(row as usize).flat_map(|row| [row, &gap].concat()).collect();
+        return (bytes, vec![row + input.pad, width + head_pad, input.dtype.bytes()]);
+    }
     let mut strides = vec![input.dtype.bytes(); input.shape.len()];
     for axis in (0..input.shape.len().saturating_sub(1)).rev() {
         strides[axis] = strides[axis + 1] * input.shape[axis + 1];
@@ -127,6 +152,14 @@ fn padded(input: &Input) -> (Vec<u8>, Vec<u64>) {
 impl Outcome {
     /// The first differing element, NaN counted as equal to NaN.
     pub(crate) fn difference(&self, got: &Self) -> Option<String> {
+        let differing = self.pool.iter().zip(&got.pool).filter(|(a, b)| a != b).count();
+        if let Some(at) = self.pool.iter().zip(&got.pool).position(|(a, b)| a != b) {
+            let (a, b) = (self.pool[at], got.pool[at]);
+            return Some(format!(
+                "cache byte {at} want {a:02x} got {b:02x}, {differing} of {}",
+                self.pool.len()
+            ));
+        }
         for ((role, dtype, want), (_, _, got)) in self.outputs.iter().zip(&got.outputs) {
             let size = dtype.bytes() as usize;
             let pairs = want.chunks_exact(size).zip(got.chunks_exact(size));

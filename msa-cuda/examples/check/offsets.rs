@@ -1,7 +1,5 @@
 //! `check offsets`: every tensor of several rows spans more than 2^32 bytes, and so do the pages of the caches.
 
-use std::time::Instant;
-
 use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Memory, Span, Status, Stream};
 use msa_core::cache::Component;
@@ -10,7 +8,7 @@ use msa_core::op::Op;
 use msa_core::plan::Plan;
 use msa_core::tensor::Tensor;
 
-use crate::cases::{Case, Input, Layout, Random};
+use crate::cases::{Case, Input, Layout};
 use crate::device::{self, Outcome};
 use crate::replay::Amount;
 
@@ -18,15 +16,13 @@ use crate::replay::Amount;
 const SPREAD: u64 = 5 << 30;
 
 /// Address that stands for the first page while a layout is asked for.
-const BASE: u64 = 4096;
+const BASE: u64 = 1 << 40;
 
 /// Differing cases.
 pub(crate) fn run(device: &dyn Device, amount: Amount) -> Result<u64> {
-    let (reference, start) = (msa_ref::device(), Instant::now());
+    let reference = msa_ref::device();
     let (mut failed, mut done, mut pages) = (0, 0, 0);
-    for number in (0..amount.count).take_while(|_| start.elapsed() < amount.limit) {
-        let mut random = Random::new(amount.seed.wrapping_mul(1_000_003).wrapping_add(number));
-        let mut case = Case::random(&mut random);
+    for (number, mut case, mut random) in amount.cases() {
         case.layout = Layout::HeadSlot;
         let mut case = case.varied(&mut random);
         case.inputs.iter_mut().chain(&mut case.outputs).for_each(|input| input.pad = 0);
@@ -53,24 +49,32 @@ fn run_far(device: &dyn Device, plan: &Plan, case: &Case) -> Result<(Outcome, bo
     let spread = Spread { pages: case.pages, of: stride.map_or(case.pages, |stride| (SPREAD / stride).max(case.pages)) };
     let mut args = Args::new();
     for input in case.inputs.iter().chain(&case.outputs) {
-        let moved = (input.role == Role::BlockTable).then(|| spread.table(&input.bytes));
-        args = args.with(input.role, far.place(input, moved.as_ref().unwrap_or(&input.bytes))?);
+        let moved = match input.role {
+            Role::BlockTable => spread.table(&input.bytes),
+            Role::Slots => spread.slots(&input.bytes),
+            _ => input.bytes.clone(),
+        };
+        args = args.with(input.role, far.place(input, &moved)?);
     }
+    let mut addresses = Vec::new();
     for pool in &pools {
         let address = far.allocate(spread.of * pool.stride)?;
-        for (page, bytes) in (0_u64..).zip(pool.bytes.chunks_exact(pool.stride as usize)) {
+        for (page, bytes) in pool.pages() {
             far.memory.write(address + spread.page(page) * pool.stride, bytes)?;
         }
-        let null_page = case.null_page.map(|page| spread.page(page.into()) as u32);
+        let moved = |pages: u64, null_page: Option<u32>| {
+            (spread.page(pages - 1) + 1, null_page.map(|page| spread.page(page.into()) as u32))
+        };
         args = if pool.index {
-            let mut cache = case.index_cache(address)?;
-            (cache.pages, cache.null_page) = (spread.of, null_page);
+            let mut cache = case.index_cache(address - case.extras.kv_bytes)?;
+            (cache.pages, cache.null_page) = moved(cache.pages, cache.null_page);
             args.with_index_cache(cache)
         } else {
             let mut cache = case.kv_cache(address)?;
-            (cache.pages, cache.null_page) = (spread.of, null_page);
+            (cache.pages, cache.null_page) = moved(cache.pages, cache.null_page);
             args.with_kv_cache(cache)
         };
+        addresses.push(address);
     }
     let workspace = Span { address: far.allocate(plan.workspace_bytes)?, bytes: plan.workspace_bytes };
     let prepared = device.prepare(plan)?;
@@ -80,8 +84,16 @@ fn run_far(device: &dyn Device, plan: &Plan, case: &Case) -> Result<(Outcome, bo
     let status = unsafe { prepared.status(Stream(0), workspace) }?;
     let read = |output: &Input| Ok((output.role, output.dtype, far.read(&args, output)?));
     let outputs = case.outputs.iter().map(read).collect::<Result<_>>()?;
+    let mut written = Vec::new();
+    for (pool, address) in pools.iter().zip(addresses).filter(|_| case.writes_caches()) {
+        let mut bytes = pool.bytes.to_vec();
+        for (page, bytes) in (0_u64..).zip(bytes.chunks_exact_mut(pool.stride as usize)) {
+            far.memory.read(address + spread.page(page) * pool.stride, bytes)?;
+        }
+        written.extend(bytes);
+    }
     far.free()?;
-    Ok((Outcome { outputs, status }, !pools.is_empty()))
+    Ok((Outcome { outputs, pool: written, status }, !pools.is_empty()))
 }
 
 /// A pool of pages, each in one piece.
@@ -91,14 +103,25 @@ struct Pool<'a> {
     index: bool,
 }
 
+impl Pool<'_> {
+    fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        (0..).zip(self.bytes.chunks_exact(self.stride as usize))
+    }
+}
+
 fn pools(case: &Case) -> Result<Vec<Pool<'_>>> {
     let g = case.op.geometry();
-    let kv = || pool(&case.pool, &case.kv_cache(BASE)?.components(g), false);
-    let index = |bytes| pool(bytes, &case.index_cache(BASE)?.components(g), true);
+    let before = case.extras.kv_bytes;
+    let kv = |bytes| pool(bytes, &case.kv_cache(BASE)?.components(g), false);
+    let index = |bytes| pool(bytes, &case.index_cache(BASE - before)?.components(g), true);
     match &case.op {
         Op::IndexScore(_) => Ok(vec![index(&case.pool)?]),
-        Op::SparseDecode(_) => Ok(vec![kv()?]),
-        Op::Step(_) => Ok(vec![kv()?, index(&case.index_pool)?]),
+        Op::SparseDecode(_) => Ok(vec![kv(&case.pool)?]),
+        Op::Step(_) => Ok(vec![kv(&case.pool)?, index(&case.index_pool)?]),
+        Op::Append(_) => {
+            let (first, second) = case.pool.split_at(before as usize);
+            Ok(vec![kv(first)?, index(second)?])
+        }
         _ => Ok(Vec::new()),
     }
 }
@@ -109,7 +132,7 @@ fn pool<'a>(bytes: &'a [u8], components: &[Component], index: bool) -> Result<Po
     if whole {
         return Ok(Pool { bytes, stride, index });
     }
-    Err(Error::invalid("layout", "pages that are one piece each", "another"))
+    Err(Error::invalid("layout", "pages that are one piece each", format!("{components:?}")))
 }
 
 /// Which page stands for which among many more.
@@ -132,6 +155,19 @@ impl Spread {
             _ => id,
         });
         moved.flat_map(i32::to_le_bytes).collect()
+    }
+}
+
+impl Spread {
+    /// Slots of no page stay out of range.
+    fn slots(&self, bytes: &[u8]) -> Vec<u8> {
+        let slots = bytes.as_chunks().0.iter().map(|&slot| i64::from_le_bytes(slot));
+        let moved = slots.map(|slot| match u64::try_from(slot) {
+            Ok(at) if at / 128 < self.pages => (self.page(at / 128) * 128 + at % 128) as i64,
+            Ok(_) => slot.saturating_add(self.of as i64 * 128),
+            Err(_) => slot,
+        });
+        moved.flat_map(i64::to_le_bytes).collect()
     }
 }
 

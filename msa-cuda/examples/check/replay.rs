@@ -25,17 +25,19 @@ const ENQUEUES: usize = 12;
 /// How many random cases, from which seed, for how long.
 #[derive(Clone, Copy)]
 pub(crate) struct Amount {
+    /// The only op, if one is named.
+    pub(crate) only: Option<&'static str>,
     pub(crate) count: u64,
     pub(crate) seed: u64,
     pub(crate) limit: Duration,
 }
 
 impl Amount {
-    fn cases(&self) -> impl Iterator<Item = (u64, Case, Random)> + use<> {
-        let (start, Self { count, seed, limit }) = (Instant::now(), *self);
+    pub(crate) fn cases(&self) -> impl Iterator<Item = (u64, Case, Random)> + use<> {
+        let (start, Self { only, count, seed, limit }) = (Instant::now(), *self);
         (0..count).take_while(move |_| start.elapsed() < limit).map(move |number| {
             let mut random = Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number));
-            (number, Case::random(&mut random), random)
+            (number, Case::random(&mut random, only), random)
         })
     }
 }
@@ -97,7 +99,7 @@ pub(crate) fn graphs(device: &dyn Device, amount: Amount) -> Result<u64> {
             let status = unsafe { prepared.status(stream, workspace) }?;
             for (run, (case, placed)) in cases.iter().zip(&placed).enumerate() {
                 let want = device::run(&*reference, &device::as_reference(&plan), case)?;
-                let got = Outcome { outputs: placed.outputs(case)?, status };
+                let got = placed.outcome(case, status)?;
                 let name = format!("case {number} seed {} replay {replay} run {run} {}", amount.seed, plan.variant);
                 tally.compare(&name, &want, &got, run + 1 == RUNS, case);
             }
@@ -115,7 +117,7 @@ pub(crate) fn streams(device: &dyn Device, amount: Amount) -> Result<u64> {
     let (reference, mut tally) = (msa_ref::device(), Tally::default());
     for (number, case, mut random) in amount.cases() {
         // Two runs of one plan, or of two.
-        let other = if random.chance(50) { case.varied(&mut random) } else { Case::random(&mut random) };
+        let other = if random.chance(50) { case.varied(&mut random) } else { Case::random(&mut random, amount.only) };
         let cases = [case, other];
         let plan = |case: &Case| device.plan(&case.op, &case.bounds, &case.options);
         let [Ok(first), Ok(second)] = cases.each_ref().map(plan) else { continue };
@@ -143,7 +145,7 @@ pub(crate) fn streams(device: &dyn Device, amount: Amount) -> Result<u64> {
         });
         for (side, status) in statuses.into_iter().enumerate() {
             let want = device::run(&*reference, &device::as_reference(&plans[side]), &cases[side])?;
-            let got = Outcome { outputs: placed[side].outputs(&cases[side])?, status: status? };
+            let got = placed[side].outcome(&cases[side], status?)?;
             let name = format!("case {number} seed {} stream {side} {}", amount.seed, plans[side].variant);
             tally.compare(&name, &want, &got, true, &cases[side]);
         }

@@ -4,8 +4,6 @@
 //! products, of which every one and the accumulator is truncated 25 bits below the largest, the sum then to 24 bits: 17 * 2^-25 of
 //! the largest term and 2^-23 of the sum. That is the instruction's model, which was compared with the hardware bit for bit.
 
-use std::time::Instant;
-
 use half::bf16;
 use msa_core::args::Role;
 use msa_core::arithmetic::Steps;
@@ -22,7 +20,7 @@ use msa_ref::spec::bound::UNIT;
 use msa_ref::spec::select::{Grouping as SpecGrouping, SelectRule, select_heads};
 use rayon::prelude::*;
 
-use crate::cases::{Case, PAGE, Random};
+use crate::cases::{Case, PAGE};
 use crate::device;
 use crate::replay::Amount;
 
@@ -41,10 +39,9 @@ struct Lists {
 
 /// Lists that differ where they must not, of steps that `device` runs as `plan` says.
 pub(crate) fn run(device: &dyn Device, plan: &dyn Fn(&Case) -> Result<Plan>, amount: Amount) -> Result<u64> {
-    let (start, mut all) = (Instant::now(), Lists::default());
-    for number in (0..amount.count).take_while(|_| start.elapsed() < amount.limit) {
-        let mut random = Random::new(amount.seed.wrapping_mul(1_000_003).wrapping_add(number));
-        let Some(case) = plain_step(&mut random) else { continue };
+    let mut all = Lists::default();
+    for (number, case, _) in (Amount { only: Some("step"), ..amount }).cases() {
+        let Some(case) = plain_step(case) else { continue };
         let Op::Step(op) = &case.op else { continue };
         let plan = plan(&case)?;
         let got = device::run(device, &plan, &case)?;
@@ -61,11 +58,13 @@ pub(crate) fn run(device: &dyn Device, plan: &dyn Fn(&Case) -> Result<Plan>, amo
 }
 
 /// A step with faithful scores of well-formed inputs, whose lists no option changes.
-fn plain_step(random: &mut Random) -> Option<Case> {
-    let mut case = Case::random(random);
+fn plain_step(mut case: Case) -> Option<Case> {
     let Op::Step(op) = &mut case.op else { return None };
     op.index.precision = ScorePrecision::Faithful;
     op.select.init_blocks = 0;
+    if op.appends {
+        return None;
+    }
     case.null_page = None;
     case.special.is_empty().then_some(case)
 }

@@ -10,38 +10,26 @@ use crate::composed::candidate_keys;
 impl Case {
     /// New lengths, offsets, tables, positions, lists, queries and caches.
     pub(crate) fn varied(&self, random: &mut Random) -> Self {
-        let mut case = Self { inputs: Vec::new(), outputs: self.outputs.clone(), ..self.shallow() };
+        let mut case = self.clone();
         case.lengths = self.other_lengths(random);
         let table = self.other_table(random, &case.lengths);
-        for input in &self.inputs {
-            let bytes = match input.role {
-                Role::BlockTable => table.clone(),
-                _ => case.other_bytes(random, input).unwrap_or_else(|| input.bytes.clone()),
-            };
-            case.inputs.push(Input { bytes, ..input.clone() });
+        for input in case.inputs.iter_mut().filter(|i| i.role == Role::BlockTable) {
+            input.bytes.clone_from(&table);
+        }
+        for at in 0..case.inputs.len() {
+            let bytes = case.other_bytes(random, &case.inputs[at]);
+            case.inputs[at].bytes = bytes.unwrap_or_else(|| case.inputs[at].bytes.clone());
+        }
+        if matches!(&case.op, Op::Step(step) if step.appends) {
+            case.place_new_tokens(random);
         }
         case.refill(random);
         case
     }
 
-    /// Everything but tensors and pools.
-    fn shallow(&self) -> Self {
-        Self {
-            op: self.op.clone(),
-            bounds: self.bounds.clone(),
-            options: self.options.clone(),
-            lengths: self.lengths.clone(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            pool: Vec::new(),
-            index_pool: Vec::new(),
-            ..*self
-        }
-    }
-
     /// Within the bounds, within the rows of the tensors, and within the pages of the pool.
     fn other_lengths(&self, random: &mut Random) -> Vec<(u32, u32)> {
-        let per_row = |role| matches!(role, Role::Query | Role::IndexQuery | Role::Scores);
+        let per_row = |role| matches!(role, Role::Query | Role::IndexQuery | Role::Scores | Role::QuerySource);
         let rows = self.inputs.iter().find(|i| per_row(i.role)).map_or(0, |i| i.shape[0] as u32);
         let (mut rows, mut pages) = (rows, self.pages as u32);
         let requests = self.bounds.requests().iter();
@@ -93,6 +81,18 @@ impl Case {
                     tokens[victim] = random.pick(&[-5, 1 << 28]);
                 }
                 ints(tokens)
+            }
+            Role::Slots if matches!(self.op, Op::Append(_)) => {
+                let mut slots: Vec<[u8; 8]> = input.bytes.as_chunks().0.to_vec();
+                (1..slots.len()).rev().for_each(|i| slots.swap(i, random.below(i as u64 + 1) as usize));
+                slots.concat()
+            }
+            Role::Positions if matches!(self.op, Op::Append(_)) => {
+                let known = self.inputs.iter().find(|i| i.role == Role::RopeCos).map_or(1, |i| i.shape[0]);
+                ints((0..count).map(|_| random.below(known) as i32))
+            }
+            Role::QuerySource | Role::IndexQuerySource | Role::KeySource | Role::ValueSource | Role::IndexKeySource => {
+                self.source_values(random, count / 128)
             }
             Role::Positions => {
                 let longest = u64::from(self.bounds.max_kv_len());

@@ -30,7 +30,7 @@ struct Batch {
   uint64_t table_stride;         // elements
   uint64_t pages;
   int32_t null_page;             // -1 if there is none
-  uint32_t own_status;           // 1: this kernel begins the run and keeps its status in one word a block, from status[1] on
+  uint32_t own_status;           // words of the run if this kernel is its first, else 0
   uint32_t table_width, requests, rows, max_query;
 };
 
@@ -112,7 +112,55 @@ struct SelectMergeArguments {
   uint32_t k, score_order;
 };
 
+// One tensor that append writes, with its source. `format` is one of append.cuh's Stored.
+struct AppendTensor {
+  const uint8_t* source;  // [rows][heads][128] bf16
+  uint64_t source_row, source_head;
+  const uint16_t* norm;   // [128] bf16, applied as 1 + w, or null
+  const float* factor;    // a cache: what is stored is divided by it; null for 1
+  View output;            // a query: page_stride is that of a row, token_stride unused
+  View scale;             // block scales, NVFP4 only
+  uint64_t pages;         // a cache's
+  int64_t null_page;      // -1 if there is none
+  uint32_t heads, format, is_cache, rotates, scale_is_quad;
+  uint32_t first_block;   // blocks of threads from here to the next tensor's
+};
+
+// An entry of the table that finds the last row of a slot: open addressing, at most half full.
+struct Winner {
+  unsigned long long key;  // slot + 1, 0 for an empty entry
+  uint32_t row, pad;       // row + 1
+};
+
+// Rows and the table that they are entered into.
+struct RowArguments {
+  const int64_t* slots;      // [rows]
+  const int32_t* positions;  // [rows], or null if nothing is rotated
+  Winner* winners;           // null: the slots are searched instead
+  const int32_t* last_offset;  // rows from it on are padding; null if none is
+  uint32_t row_begin, row_end, rows;  // of this launch, and in all
+  uint32_t positions_end;    // rows of the tables of cosines and sines
+  uint32_t winner_mask, later;
+};
+
+struct AppendArguments {
+  AppendTensor tensors[5];
+  RowArguments rows;
+  const float* cosines;  // [positions_end][half]
+  const float* sines;
+  uint64_t cosine_row, sine_row;  // elements
+  uint32_t* status;
+  uint32_t passes;       // heads that a lane takes, one after the other
+  uint32_t half;         // rotated pairs
+  uint32_t half_tiles;   // half / 16 if that is whole and the tables can be read two at a time, else 0
+  float epsilon;
+  uint32_t reciprocal;
+  uint32_t own_status;   // words of the run if this kernel is its first, else 0
+};
+
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
+static_assert(sizeof(AppendTensor) == 144 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 840 && sizeof(Winner) == 16,
+              "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
 

@@ -3,6 +3,7 @@
 
 #include "arguments.cuh"
 #include "ptx.cuh"
+#include "status.cuh"
 
 namespace msa {
 
@@ -10,23 +11,15 @@ struct Request {
   int first_row, rows, tokens;
 };
 
-// Every thread of a block, before its first access to memory that an earlier kernel may write. A status word must be zero before
-// it is raised, and no kernel can know that another block has cleared it. So each block of the first kernel of a run has a word
-// of its own and nothing runs ahead of it; the kernels after it share word 0, which the first one clears.
+// Every thread of a block, before its first access to memory that an earlier kernel may write.
 MSA_DEVICE void begin(const Batch& batch) {
   wait_for_predecessor();
   if (!batch.own_status) return;
-  const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
-  if (threadIdx.x == 0) {
-    batch.status[1 + block] = 0;
-    if (block == 0) batch.status[0] = 0;
-  }
+  clear_own_status(batch.status, batch.own_status);
   __syncthreads();
 }
 
-MSA_DEVICE void raise(const Batch& batch, uint32_t bit) {
-  atomicOr(batch.status + (batch.own_status ? 1 + blockIdx.y * gridDim.x + blockIdx.x : 0), bit);
-}
+MSA_DEVICE void raise(const Batch& batch, uint32_t bit) { raise(batch.status, batch.own_status, bit); }
 
 // A request whose offsets or length are out of range is empty; its rows are not touched.
 MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {

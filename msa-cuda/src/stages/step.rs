@@ -9,7 +9,7 @@ use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
 use msa_core::op::{Op, Step};
-use msa_core::plan::{Plan, WorkspaceRegion};
+use msa_core::plan::Plan;
 use msa_core::tensor::{DType, Tensor};
 
 use super::Stage;
@@ -36,7 +36,7 @@ pub(super) fn stages(context: &Arc<Context>, plan: &Plan, op: &Step) -> Result<V
 
 /// Where the scores of a step stand: `[rows][index heads][blocks]` f32.
 pub(crate) struct Scores {
-    region: WorkspaceRegion,
+    offset: u64,
     heads: u64,
     blocks: u64,
 }
@@ -46,15 +46,18 @@ impl Scores {
     pub(crate) fn of(plan: &Plan) -> Result<Option<Self>> {
         let Op::Step(op) = &plan.op else { return Ok(None) };
         let geometry = &op.index.geometry;
-        let region = plan.region("scores").cloned();
-        let region = region.ok_or_else(|| Error::Plan("workspace: want a region 'scores'".to_owned()))?;
         let blocks = geometry.blocks(plan.lengths()?.max_kv_len().into());
-        Ok(Some(Self { region, heads: geometry.index_heads.into(), blocks }))
+        // Without a block there are no scores, and no region.
+        let offset = plan.region("scores").map_or(0, |region| region.offset);
+        if blocks > 0 && offset == 0 {
+            return Err(Error::Plan("workspace: want a region 'scores'".to_owned()));
+        }
+        Ok(Some(Self { offset, heads: geometry.index_heads.into(), blocks }))
     }
 
     /// The arguments of the stages: the step's, and the scores.
     pub(crate) fn add_to(&self, args: &Args, rows: u64, workspace: Span) -> Result<Args> {
-        let address = workspace.address + self.region.offset;
+        let address = workspace.address + self.offset;
         let scores = Tensor::contiguous(address, DType::F32, &[rows, self.heads, self.blocks])?;
         Ok(args.clone().with(Role::Scores, scores))
     }
