@@ -176,7 +176,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     barrier_init_fence();
   }
   __syncthreads();
-  wait_for_predecessor();
+  // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
+  // may be what it writes.
+  if (p.batch.own_status) begin(p.batch);
 
   // ---- this warpgroup's contiguous range of units
   Share share;
@@ -236,6 +238,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
     }
   };
+  if (!p.batch.own_status) {
+    begin(p.batch);
+    release_successor();
+  }
 #pragma unroll
   for (int i = 0; i < S::RING; i++) issue(i);
   const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));

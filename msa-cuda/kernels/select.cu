@@ -80,10 +80,14 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
   __shared__ uint64_t maxima[MAX_TOP_K], partial[THREADS], kept[CAPACITY + AT_ONCE], chosen[MAX_TOP_K];
   __shared__ uint32_t survivors, counts[WARPS];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  wait_for_predecessor();
   const int list = blockIdx.x % p.lists, sequence = blockIdx.x / p.lists;
   const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
-  const Request request = load_request(p.batch, request_id, list == 0 && i_row == 0 && tid == 0);
+  // Within a run the kernel before this one released it after its own wait, so what describes the batch is there.
+  Request request;
+  if (!p.batch.own_status) request = load_request(p.batch, request_id, false);
+  begin(p.batch);
+  if (p.batch.own_status || (list == 0 && i_row == 0 && tid == 0))
+    request = load_request(p.batch, request_id, list == 0 && i_row == 0 && tid == 0);
   release_successor();
   if (i_row >= request.rows) return;
   const int row = request.first_row + i_row, visible = visible_tokens(p.batch, request, i_row);
