@@ -113,7 +113,12 @@ impl Context {
         // SAFETY: the pointer is valid for one address.
         check(unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(16)) })?;
         // SAFETY: the allocation has at least this many bytes.
-        check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
+        let copied = check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) });
+        if copied.is_err() {
+            // SAFETY: allocated above and not used by anything. The copy's error is the one to report.
+            let _ = unsafe { sys::cuMemFree_v2(address) };
+        }
+        copied?;
         tables.insert(bytes.to_vec(), address);
         Ok(address)
     }

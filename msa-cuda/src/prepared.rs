@@ -29,6 +29,16 @@ enum Stage {
     Decode(DecodeStage),
 }
 
+impl Stage {
+    fn check(&self, run: &Run<'_>) -> Result<()> {
+        match self {
+            Self::Index(stage) => stage.arguments(run).map(drop),
+            Self::Select(stage) => stage.arguments(run).map(drop),
+            Self::Decode(stage) => stage.arguments(run).map(drop),
+        }
+    }
+}
+
 impl CudaPrepared {
     /// Loads what the plan needs.
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
@@ -73,6 +83,8 @@ impl Prepared for CudaPrepared {
         self.check_workspace(workspace)?;
         let _current = self.context.enter()?;
         let run = Run { stream: stream.0, args, extents, workspace };
+        // Nothing is enqueued unless every stage takes its arguments.
+        self.stages.iter().try_for_each(|stage| stage.check(&run))?;
         let one = Grid { x: 1, y: 1, cluster: 1 };
         // SAFETY: the status word is at the start of the workspace; the context is current.
         unsafe { self.clear.launch(stream.0, one, &workspace.address) }?;
