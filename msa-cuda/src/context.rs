@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use msa_core::error::{Error, Result};
 
-use crate::driver::check;
+use crate::driver::{Probe, check};
 use crate::images::{self, Kernel};
 
 /// The context of a device: the primary one, retained, or the engine's, borrowed.
@@ -49,9 +49,21 @@ impl Context {
         Ok(Self::new(context, Some(device), arch))
     }
 
-    /// Borrows the engine's context.
-    pub(crate) fn borrowed(context: u64, arch: &'static str) -> Self {
-        Self::new(context as sys::CUcontext, None, arch)
+    /// Borrows the engine's context, which must be one of device `ordinal`.
+    pub(crate) fn borrowed(context: u64, ordinal: u32, arch: &'static str) -> Result<Self> {
+        if context == 0 {
+            return Err(Error::invalid("context", "a CUcontext", "null"));
+        }
+        let own = Self::new(context as sys::CUcontext, None, arch);
+        let current = own.enter()?;
+        let (want, mut device) = (Probe::new(ordinal)?.handle(), 0);
+        // SAFETY: the context is current, and the pointer is valid for one int.
+        check(unsafe { sys::cuCtxGetDevice(&mut device) })?;
+        drop(current);
+        if device == want {
+            return Ok(own);
+        }
+        Err(Error::invalid("context", format!("one of cuda:{ordinal}"), format!("one of device {device}")))
     }
 
     fn new(context: sys::CUcontext, retained: Option<sys::CUdevice>, arch: &'static str) -> Self {

@@ -75,7 +75,7 @@ impl CudaDevice {
             return unavailable(format!("{name} ({own}): no kernels for this architecture, built for {built}"));
         }
         let context = Arc::new(match engine_context {
-            Some(context) => Context::borrowed(context, arch.name()),
+            Some(context) => Context::borrowed(context, ordinal, arch.name())?,
             None => Context::primary(Probe::new(ordinal)?.handle(), arch.name())?,
         });
         Ok(Self { info, memory: DeviceMemory(context.clone()), context })

@@ -28,6 +28,7 @@ const SYMBOLS: &[&CStr] = &[
     c"cuDevicePrimaryCtxRelease_v2",
     c"cuCtxPushCurrent_v2",
     c"cuCtxPopCurrent_v2",
+    c"cuCtxGetDevice",
     c"cuCtxSynchronize",
     c"cuModuleLoadData",
     c"cuModuleGetFunction",

@@ -66,15 +66,11 @@ impl Driver {
 
     /// Runs `body` in a process of its own, for the test `name`.
     pub(crate) fn run(&self, name: &str, body: impl FnOnce()) {
-        if std::env::var(CHILD).is_ok_and(|test| test == name) {
-            return body();
+        if is_child(name) {
+            body();
+        } else if !self.needs_kernels || kernels_or_skip() {
+            self.run_child(name);
         }
-        if self.needs_kernels && !msa_cuda::has_kernels() {
-            assert!(std::env::var_os("MSA_REQUIRE_KERNELS").is_none(), "build with MSA_CUDA_KERNELS");
-            println!("skipped: built without kernels");
-            return;
-        }
-        self.run_child(name);
     }
 
     /// The same process for a test that starts several: what it printed.
@@ -107,6 +103,16 @@ impl Driver {
             }
         }
     }
+}
+
+/// True if kernels are embedded; a failure where they must be.
+pub(crate) fn kernels_or_skip() -> bool {
+    let found = msa_cuda::has_kernels();
+    assert!(found || std::env::var_os("MSA_REQUIRE_KERNELS").is_none(), "build with MSA_CUDA_KERNELS");
+    if !found {
+        println!("skipped: built without kernels");
+    }
+    found
 }
 
 /// Where a test is started as a child of itself: true in the child.

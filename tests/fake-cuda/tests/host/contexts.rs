@@ -190,7 +190,7 @@ fn a_context_of_another_device_is_refused() {
         let context = engine::create_context(1);
         // SAFETY: the context lives.
         let error = unsafe { msa_cuda::open_in_context(0, context) }.unwrap_err();
-        assert_eq!(error.to_string(), "context: want a context of cuda:0, got one of cuda:1");
+        assert_eq!(error.to_string(), "context: want one of cuda:0, got one of device 1");
         // SAFETY: no context is looked at.
         let error = unsafe { msa_cuda::open_in_context(0, 0) }.unwrap_err();
         assert_eq!(error.to_string(), "context: want a CUcontext, got null");

@@ -121,3 +121,10 @@ impl Graph {
         ok(unsafe { sys::cuGraphLaunch(self.executable, stream as sys::CUstream) });
     }
 }
+
+/// Takes off a context that a failed pop left.
+pub(crate) fn drop_current() {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the pointer is valid.
+    ok(unsafe { sys::cuCtxPopCurrent_v2(&mut context) });
+}
