@@ -72,7 +72,9 @@ impl CudaDevice {
         }
         if variants(arch).is_empty() {
             let (name, own, built) = (&info.name, &info.arch, images::archs().join(", "));
-            return unavailable(format!("{name} ({own}): no kernels for this architecture, built for {built}"));
+            return unavailable(format!(
+                "{name} ({own}): no kernels for this architecture, built for {built}"
+            ));
         }
         let context = Arc::new(match engine_context {
             Some(context) => Context::borrowed(context, ordinal, arch.name())?,

@@ -56,7 +56,9 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
         symbol if symbol.starts_with("select_") => select::run(launch, &mut reach),
         "sparse_decode" => decode::run(launch, &mut reach),
         "combine_parts" => decode::combine(launch, &mut reach),
-        other => Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs"))),
+        other => {
+            Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs")))
+        }
     }
 }
 
@@ -67,7 +69,9 @@ fn parameter<T>(launch: &Launch) -> Result<&T, Fault> {
     let (before, values, after) = unsafe { bytes.align_to::<T>() };
     match values {
         [value] if before.is_empty() && after.is_empty() => Ok(value),
-        _ => Err(Fault::new(format!("{} bytes of parameters, the host's are {}", bytes.len(), size_of::<T>()))),
+        _ => {
+            Err(Fault::new(format!("{} bytes of parameters, the host's are {}", bytes.len(), size_of::<T>())))
+        }
     }
 }
 
@@ -138,7 +142,8 @@ impl Job<'_> {
     ) -> Result<(), Fault> {
         reach.check_arguments(&self.op, &self.args)?;
         let arch = Arch::from_name(&launch.image.arch)?;
-        let traits = DeviceTraits { arch, units: crate::config::units(capability(arch)), ..DeviceTraits::h200() };
+        let traits =
+            DeviceTraits { arch, units: crate::config::units(capability(arch)), ..DeviceTraits::h200() };
         let arithmetic = arithmetic(launch, arch)?;
         let mut found = None;
         for options in options {
@@ -170,7 +175,9 @@ fn arithmetic(launch: &Launch, arch: Arch) -> Result<&'static str, Fault> {
     let image = &launch.image;
     let of_image = |name: &str| name.replace(&format!(".{}", image.arch), "") == image.name;
     let variant = msa_cuda::variants(arch).iter().find(|variant| of_image(variant.name));
-    variant.map(|variant| variant.arithmetic).ok_or_else(|| Fault::new(format!("{}: no such variant", image.name)))
+    variant
+        .map(|variant| variant.arithmetic)
+        .ok_or_else(|| Fault::new(format!("{}: no such variant", image.name)))
 }
 
 /// A device that reports this architecture.

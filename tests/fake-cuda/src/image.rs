@@ -89,7 +89,8 @@ fn kernels(cubin: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
     if file.elf_header().e_machine(file.endian()) != object::elf::EM_CUDA {
         return Err("no CUDA machine code".to_owned());
     }
-    let functions = file.symbols().filter(|symbol| symbol.is_global() && symbol.kind() == object::SymbolKind::Text);
+    let functions =
+        file.symbols().filter(|symbol| symbol.is_global() && symbol.kind() == object::SymbolKind::Text);
     let mut found = BTreeMap::new();
     for name in functions.filter_map(|symbol| symbol.name().ok().map(str::to_owned)) {
         let section = |prefix: &str| file.section_by_name(&format!("{prefix}{name}"));
@@ -115,13 +116,15 @@ fn kernel(info: &[u8], shared: u32) -> Result<Kernel, String> {
     let mut rest = info;
     while let [format, attribute, low, high, tail @ ..] = rest {
         let value = usize::from(u16::from_le_bytes([*low, *high]));
-        let (payload, next) = if *format == SIZED { tail.split_at(value.min(tail.len())) } else { tail.split_at(0) };
+        let (payload, next) =
+            if *format == SIZED { tail.split_at(value.min(tail.len())) } else { tail.split_at(0) };
         match *attribute {
             MAX_THREADS => threads = word(payload, 0) * word(payload, 4) * word(payload, 8),
             // Index, ordinal and offset (16 bits each), then the size from bit 18 on.
             PARAMETER => {
                 let place = word(payload, 4);
-                _ = parameters.insert(place & 0xffff, ((place >> 16) as usize, (word(payload, 8) >> 18) as usize));
+                _ = parameters
+                    .insert(place & 0xffff, ((place >> 16) as usize, (word(payload, 8) >> 18) as usize));
             }
             PARAMETER_BYTES => all = value,
             _ => {}
@@ -155,7 +158,8 @@ mod tests {
 
     #[test]
     fn only_a_device_of_its_own_or_of_the_family_runs_an_image() {
-        let image = |arch: &str| Image { name: String::new(), arch: arch.to_owned(), kernels: BTreeMap::new() };
+        let image =
+            |arch: &str| Image { name: String::new(), arch: arch.to_owned(), kernels: BTreeMap::new() };
         assert_eq!(image("sm90a").check_device((9, 0)), Ok(()));
         assert_eq!(image("sm100a").check_device((10, 3)), Err(NO_BINARY_FOR_GPU));
         assert_eq!(image("sm100f").check_device((10, 3)), Ok(()));
@@ -164,7 +168,10 @@ mod tests {
 
     #[test]
     fn foreign_bytes_are_no_fatbin() {
-        assert_eq!(fatbin_bytes(b"\x50\xed\x55\xba\x01\x00\x10\x00\x38\x48\x00\x00\x00\x00\x00\x00"), Some(18504));
+        assert_eq!(
+            fatbin_bytes(b"\x50\xed\x55\xba\x01\x00\x10\x00\x38\x48\x00\x00\x00\x00\x00\x00"),
+            Some(18504)
+        );
         assert_eq!(fatbin_bytes(b"\x7fELF000000000000"), None);
     }
 }

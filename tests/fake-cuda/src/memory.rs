@@ -59,9 +59,8 @@ impl Memory {
 
     /// Frees what belongs to a context that ends.
     pub(crate) fn free_context(&mut self, context: usize) {
-        let of_context = |(address, allocation): (&u64, &Allocation)| {
-            (allocation.context == context).then_some(*address)
-        };
+        let of_context =
+            |(address, allocation): (&u64, &Allocation)| (allocation.context == context).then_some(*address);
         let addresses: Vec<u64> = self.live.iter().filter_map(of_context).collect();
         for address in addresses {
             // It was live a line ago.

@@ -15,9 +15,16 @@ use crate::state::State;
 pub(crate) enum Task {
     Launch(Launch),
     /// To device memory, from bytes that the host passed.
-    Upload { to: u64, bytes: Vec<u8> },
+    Upload {
+        to: u64,
+        bytes: Vec<u8>,
+    },
     /// Within device memory.
-    Copy { to: u64, from: u64, bytes: usize },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
     /// Nothing: where an event was recorded, or waits for one.
     Mark,
 }

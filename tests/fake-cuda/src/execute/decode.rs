@@ -137,7 +137,8 @@ fn arguments(a: &DecodeArguments, op: &Attention) -> Result<msa_core::args::Args
         .with(Role::Output, vectors(a.output, op.output.dtype, a.output_row, a.output_head)?)
         .with(Role::BlockIndices, indices);
     if a.lse != 0 {
-        args = args.with(Role::Lse, Tensor::strided(a.lse, DType::F32, &[rows, heads], &[a.lse_row, a.lse_head])?);
+        args = args
+            .with(Role::Lse, Tensor::strided(a.lse, DType::F32, &[rows, heads], &[a.lse_row, a.lse_head])?);
     }
     let args = with_scalar(args, Role::QueryScale, a.query_factor)?;
     let args = with_scalar(args, Role::KeyScale, a.key_factor)?;

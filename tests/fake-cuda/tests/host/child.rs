@@ -42,7 +42,8 @@ impl Driver {
 
     /// No library under any name that is tried.
     pub(crate) fn absent() -> Self {
-        let names = ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name)).collect();
+        let names =
+            ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name)).collect();
         Self { names, library: Library::Broken, needs_kernels: false, ..Self::of("") }
     }
 
@@ -87,7 +88,8 @@ impl Driver {
         command.envs(option_env!("MSA_CUDA_KERNELS").map(|folder| ("MSA_FAKE_CUDA_IMAGES", folder)));
         command.envs(self.variables.iter().map(|(variable, value)| (variable, value)));
         let output = command.output().unwrap();
-        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        let text =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
         assert!(output.status.success() && text.contains("1 passed"), "{}:\n{text}", output.status);
         text
     }

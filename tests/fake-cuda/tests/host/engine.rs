@@ -79,9 +79,7 @@ pub(crate) fn create_stream() -> u64 {
 /// Copies to the device when the stream comes to it.
 pub(crate) fn upload(stream: u64, to: u64, bytes: &[u8]) {
     // SAFETY: the source has this length.
-    ok(unsafe {
-        sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream as sys::CUstream)
-    });
+    ok(unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream as sys::CUstream) });
 }
 
 pub(crate) fn synchronize(stream: u64) {

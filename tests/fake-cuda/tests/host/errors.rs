@@ -61,7 +61,9 @@ fn every_call_may_fail_once_and_the_next_try_works() {
                     assert!(error.to_string().contains("CUDA_ERROR_UNKNOWN"), "{error}");
                     failed += 1;
                 }
-                Ok(()) => assert!(frees || silent.contains(&call.as_str()), "{call} {before} failed in silence"),
+                Ok(()) => {
+                    assert!(frees || silent.contains(&call.as_str()), "{call} {before} failed in silence")
+                }
             }
             while fake::depth() > 0 {
                 assert_eq!(call, "cuCtxPopCurrent_v2");

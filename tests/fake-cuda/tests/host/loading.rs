@@ -22,7 +22,10 @@ fn reason() -> String {
 fn n02_the_error_lists_every_name_that_was_tried() {
     Driver::absent().run(&test_name!(), || {
         let reason = reason();
-        assert!(reason.starts_with("cuda is unavailable: no CUDA driver: libcuda.so.1 cannot be opened"), "{reason}");
+        assert!(
+            reason.starts_with("cuda is unavailable: no CUDA driver: libcuda.so.1 cannot be opened"),
+            "{reason}"
+        );
         for name in ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name)) {
             assert!(reason.contains(&name), "{name} is not in {reason}");
         }
@@ -129,7 +132,9 @@ fn o01_every_architecture_has_its_variants_or_is_refused_by_name() {
             let sm = format!("sm_{}", capability.replace('.', ""));
             match (opened, arch) {
                 (Ok(device), Some(arch)) => {
-                    assert!(device.variants().iter().all(|v| v.arch == arch) && !device.variants().is_empty());
+                    assert!(
+                        device.variants().iter().all(|v| v.arch == arch) && !device.variants().is_empty()
+                    );
                 }
                 (Err(error), None) => {
                     let text = error.to_string();
@@ -141,7 +146,10 @@ fn o01_every_architecture_has_its_variants_or_is_refused_by_name() {
             }
         }
         let calls = fake::take_calls();
-        assert!(!calls.iter().any(|call| call == "cuModuleLoadData" || call == "cuLaunchKernelEx"), "{calls:?}");
+        assert!(
+            !calls.iter().any(|call| call == "cuModuleLoadData" || call == "cuLaunchKernelEx"),
+            "{calls:?}"
+        );
     });
 }
 
@@ -180,5 +188,30 @@ fn the_first_error_of_the_driver_is_the_reason_and_stays_it() {
         // The library is there before the backend asks for it, so that its first call can be made to fail.
         fake::fail("cuInit", cudarc::driver::sys::CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, 0);
         assert!(reason().contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "{}", reason());
+    });
+}
+
+/// The first run of a process finds everything in the library: no compiler in the path, nowhere to write, no child.
+#[test]
+fn o07_the_first_run_starts_no_process_and_writes_no_file() {
+    let empty = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = empty.path().display();
+    let driver = Driver::of("9.0").with("PATH", "").with("HOME", &folder).with("TMPDIR", &folder);
+    driver.with("XDG_CACHE_HOME", &folder).run(&test_name!(), || {
+        let home = std::env::var("HOME").unwrap();
+        [DECODE, INDEX, SELECT].iter().for_each(|line| Work::new(&device(), line).run(0));
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let children =
+            tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
+        assert_eq!(children.collect::<String>(), "");
+        // Children that have ended count in the user and system time of children, fields 16 and 17.
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+        assert_eq!(fields[13..15], ["0", "0"], "{stat}");
+        assert_eq!(std::fs::read_dir(home).unwrap().count(), 0);
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let targets = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        let files: Vec<_> = targets.filter(|target| target.is_file()).collect();
+        assert_eq!(files, [std::path::PathBuf::new(); 0], "files are kept open");
     });
 }

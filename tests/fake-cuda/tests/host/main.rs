@@ -15,4 +15,5 @@ mod loading;
 mod refusals;
 mod results;
 mod streams;
+mod views;
 mod work;

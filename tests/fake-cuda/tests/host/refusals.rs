@@ -60,7 +60,10 @@ fn e11_what_a_kernel_cannot_load_in_vectors_is_refused_by_name() {
             for (bytes, wider) in [(8, 0), (0, 8), (4, 4)] {
                 let other = moved(&tensor, bytes, wider);
                 let text = refusal(&work, &work.placement.args.clone().with(role, other), work.workspace);
-                assert!(text.starts_with(&format!("{}: want address and strides multiples of 16", role.name())), "{text}");
+                assert!(
+                    text.starts_with(&format!("{}: want address and strides multiples of 16", role.name())),
+                    "{text}"
+                );
             }
             work.run(0);
         }
@@ -125,9 +128,13 @@ fn e05_page_sizes_one_step_off_are_refused_by_every_variant() {
                     let variants = device.variants().iter().filter(|variant| variant.op == op.kind());
                     for variant in variants {
                         let own = reasons.iter().find(|reason| reason.starts_with(variant.name));
-                        assert!(own.is_some_and(|reason| reason.contains("pages of 128 tokens")), "{reasons:?}");
+                        assert!(
+                            own.is_some_and(|reason| reason.contains("pages of 128 tokens")),
+                            "{reasons:?}"
+                        );
                     }
-                    let error = device.plan(&op, &case.bounds().unwrap(), &PlanOptions::default()).unwrap_err();
+                    let error =
+                        device.plan(&op, &case.bounds().unwrap(), &PlanOptions::default()).unwrap_err();
                     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
                 }
             }
@@ -189,7 +196,9 @@ fn o06_every_index_format_is_answered_for_and_the_answer_holds() {
                 let op = line.parse::<Case>().unwrap().descriptor().unwrap();
                 match device.support(&op) {
                     Support::Yes { .. } if taken => Work::new(&device, &line).run(0),
-                    Support::No { reasons } if !taken => assert!(reasons.iter().all(|r| r.contains("index keys"))),
+                    Support::No { reasons } if !taken => {
+                        assert!(reasons.iter().all(|r| r.contains("index keys")))
+                    }
                     other => panic!("{device:?} {line}: {other:?}"),
                 }
             }

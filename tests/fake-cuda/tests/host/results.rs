@@ -20,9 +20,13 @@ fn lines() -> Vec<String> {
             let cache = cache.name();
             let formats = format!("iq={query},ik={cache}");
             for precision in ["faithful", "fast"] {
-                lines.push(format!("index_score(len=[1x300,3x129],precision={precision},scales=true,{formats})"));
+                lines.push(format!(
+                    "index_score(len=[1x300,3x129],precision={precision},scales=true,{formats})"
+                ));
             }
-            lines.push(format!("sparse_decode(len=[1x300,3x129],scales=true,lists=holes,q={query},kv={cache})"));
+            lines.push(format!(
+                "sparse_decode(len=[1x300,3x129],scales=true,lists=holes,q={query},kv={cache})"
+            ));
         }
     }
     let more = [
@@ -57,12 +61,15 @@ fn every_variant_of_every_architecture_gives_the_bits_of_the_reference() {
                     other => panic!("{device:?} {line}: {other:?}"),
                 }
             }
-            let missed = device.variants().iter().filter(|variant| !ran.iter().any(|name| name == variant.name));
+            let missed =
+                device.variants().iter().filter(|variant| !ran.iter().any(|name| name == variant.name));
             assert_eq!(missed.map(|variant| variant.name).collect::<Vec<_>>(), [""; 0], "{device:?}");
             let arch = info.traits.arch.name();
             let log = fake::take_log();
             let launches = || log.iter().filter(|line| line.starts_with("cuLaunchKernelEx "));
-            assert!(launches().count() > ran.len() && launches().all(|l| l.contains(&format!("arch={arch} "))));
+            assert!(
+                launches().count() > ran.len() && launches().all(|l| l.contains(&format!("arch={arch} ")))
+            );
         }
     });
 }

@@ -73,7 +73,9 @@ fn l04_inputs_that_a_stream_brings_late_are_the_ones_that_count() {
             engine::synchronize(stream);
             let log = fake::take_log();
             let launches = || log.iter().filter(|line| line.starts_with("cuLaunchKernelEx "));
-            assert!(launches().count() >= 2 && launches().all(|l| l.contains(&format!("stream={stream:#x} "))));
+            assert!(
+                launches().count() >= 2 && launches().all(|l| l.contains(&format!("stream={stream:#x} ")))
+            );
             work.check();
         }
         engine::release_primary(0);
@@ -95,7 +97,8 @@ fn one_prepared_run_works_on_two_streams_at_once() {
         for _ in 0..2 {
             first.enqueue(streams[0]).unwrap();
             // SAFETY: placement and workspace are the second's own.
-            unsafe { first.prepared.enqueue(Stream(streams[1]), &second.placement.args, second.workspace) }.unwrap();
+            unsafe { first.prepared.enqueue(Stream(streams[1]), &second.placement.args, second.workspace) }
+                .unwrap();
         }
         engine::synchronize(streams[1]);
         assert!(fake::pending() > 0, "the first stream has not run");
@@ -125,7 +128,8 @@ fn threads_enqueue_one_prepared_run_on_streams_of_their_own() {
                     for _ in 0..10 {
                         own.reset();
                         // SAFETY: placement and workspace are this thread's own.
-                        unsafe { prepared.enqueue(Stream(*stream), &own.placement.args, own.workspace) }.unwrap();
+                        unsafe { prepared.enqueue(Stream(*stream), &own.placement.args, own.workspace) }
+                            .unwrap();
                         // SAFETY: as above.
                         unsafe { prepared.status(Stream(*stream), own.workspace) }.unwrap();
                         own.check();
@@ -144,11 +148,15 @@ fn every_launch_but_the_first_may_overlap_the_one_before_it() {
         fake::take_log();
         work.enqueue(0).unwrap();
         let log = fake::take_log();
-        let launches: Vec<&String> = log.iter().filter(|line| line.starts_with("cuLaunchKernelEx ")).collect();
+        let launches: Vec<&String> =
+            log.iter().filter(|line| line.starts_with("cuLaunchKernelEx ")).collect();
         assert!(launches[0].contains("kernel=clear_status") && launches[1].contains("kernel=sparse_decode"));
         assert!(launches.iter().skip(1).all(|line| line.contains("overlaps=true")), "{launches:?}");
         // The parameter is as long as the machine code says; the host's declaration asserts the same number.
-        assert!(launches[0].contains("parameters=8 ") && launches[1].contains("parameters=416 "), "{launches:?}");
+        assert!(
+            launches[0].contains("parameters=8 ") && launches[1].contains("parameters=416 "),
+            "{launches:?}"
+        );
     });
 }
 
@@ -157,7 +165,10 @@ fn the_workspace_may_be_larger_and_only_its_own_bytes_change() {
     Driver::of("9.0").run(&test_name!(), || {
         let device = device();
         let work = Work::new(&device, DECODE);
-        let span = Span { address: device.memory().allocate(work.workspace.bytes + 4096).unwrap(), ..work.workspace };
+        let span = Span {
+            address: device.memory().allocate(work.workspace.bytes + 4096).unwrap(),
+            ..work.workspace
+        };
         device.memory().write(span.address, &vec![0x5a; span.bytes as usize + 4096]).unwrap();
         let whole = Span { bytes: span.bytes + 4096, ..span };
         // SAFETY: placement and workspace live.
