@@ -122,7 +122,8 @@ impl AppendStage {
         unsafe { self.append.launch(run.stream, grid, arguments) }
     }
 
-    fn arguments(&self, run: &Run<'_>) -> Result<AppendArguments> {
+    /// The kernel's parameter but for the division of rows, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<AppendArguments> {
         let half = self.op.rope.rotary_dim / 2;
         let mut arguments = AppendArguments {
             tensors: self.tensors(run)?,
