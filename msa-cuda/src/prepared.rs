@@ -53,16 +53,6 @@ impl StatusWords {
     }
 }
 
-impl Stage {
-    fn check(&self, run: &Run<'_>) -> Result<()> {
-        match self {
-            Self::Index(stage) => stage.arguments(run).map(drop),
-            Self::Select(stage) => stage.arguments(run).map(drop),
-            Self::Decode(stage) => stage.arguments(run).map(drop),
-        }
-    }
-}
-
 impl CudaPrepared {
     /// Loads what the plan needs.
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
