@@ -16,7 +16,7 @@ use msa_core::cache::{CacheFormat, IndexCache, head_slot};
 use msa_core::error::{Error, Result};
 use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
-use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select, Step};
+use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
@@ -39,7 +39,7 @@ fn run() -> Result<()> {
     let bench = Bench::new(&*device)?;
     let named = |what: &str| std::env::args().any(|a| a == what);
     if named("step") {
-        steps(&bench)?;
+        step::run(&bench)?;
     }
     if named("append") {
         append::run(&bench)?;
@@ -109,32 +109,6 @@ fn sparse_rows(bench: &Bench<'_>) -> Result<()> {
 /// Whether the formats `name` are to be timed: all, or those of `only=`.
 fn chosen(name: &str) -> bool {
     std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
-}
-
-/// Whole steps: NVFP4 and fp8 caches, index keys in NVFP4.
-fn steps(bench: &Bench<'_>) -> Result<()> {
-    for (name, query, cache, precision) in [
-        ("nvfp4 faithful", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Faithful),
-        ("nvfp4 fast", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Fast),
-        ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
-        ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
-    ] {
-        if !chosen(name) {
-            continue;
-        }
-        for context in [32_768, 131_072] {
-            let mut line = format!("step {name:15} {:4}K:", context / 1024);
-            for requests in REQUESTS {
-                let index = IndexScore { query, keys: cache, precision, ..IndexScore::default() };
-                let attention = Attention { query, cache, ..Attention::default() };
-                let op = Step { index, attention, ..Step::default() };
-                let (whole, stages) = bench.step(&op, requests, context)?;
-                line += &format!("  {whole:7.1} (stages {stages:7.1})");
-            }
-            println!("{line}");
-        }
-    }
-    Ok(())
 }
 
 struct Bench<'a> {

@@ -98,9 +98,26 @@ pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
     (waves / 4).clamp(1, APPEND_PASSES) as u32
 }
 
-/// Blocks of `append` for `heads` (row, head) pairs of one tensor.
-pub(crate) fn append_blocks(heads: u64, passes: u32) -> u64 {
-    heads.div_ceil(APPEND_HEADS * u64::from(passes))
+/// How the blocks of `append` share the heads of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AppendShare {
+    /// Blocks.
+    pub(crate) blocks: u64,
+    /// Blocks after which head 0 is first again.
+    pub(crate) period: u32,
+    /// Rows that so many blocks take in a pass: a lane keeps its head.
+    pub(crate) row_step: u32,
+}
+
+/// The share of a tensor of `heads` heads, of `rows` rows.
+pub(crate) fn append_share(rows: u64, heads: u32, passes: u32) -> AppendShare {
+    if heads == 0 {
+        return AppendShare { blocks: 0, period: 1, row_step: 1 };
+    }
+    // The greatest power of two in both.
+    let common = 1 << heads.trailing_zeros().min(APPEND_HEADS.trailing_zeros());
+    let (period, row_step) = (heads / common, APPEND_HEADS as u32 / common);
+    AppendShare { blocks: rows.div_ceil(u64::from(passes * row_step)) * u64::from(period), period, row_step }
 }
 
 /// Rows of a launch of `append`: what the table of `table_bytes` finds the last rows of, so that no count of heads leaves
@@ -152,7 +169,27 @@ mod tests {
         let kernel = Kernel { symbol: "append_once", threads: 256, shared: 0, blocks: 4 };
         let passes = |rows: u64| append_passes(77 * rows, 132, &kernel);
         assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
-        assert_eq!((append_blocks(33, 1), append_blocks(256, 8), append_blocks(257, 8)), (2, 1, 2));
+    }
+
+    #[test]
+    fn blocks_of_append_cover_every_head_of_every_row_once() {
+        for (rows, heads, passes) in [(1, 64, 1), (128, 4, 1), (33, 1, 2), (100, 6, 3), (65, 24, 2), (7, 5, 1), (9, 0, 1)] {
+            let share = append_share(rows, heads, passes);
+            let mut seen = vec![0; (rows * u64::from(heads)) as usize];
+            for block in 0..share.blocks {
+                for lane in 0..APPEND_HEADS {
+                    let pair = block % u64::from(share.period) * APPEND_HEADS + lane;
+                    let first = block / u64::from(share.period) * u64::from(passes * share.row_step);
+                    for pass in 0..u64::from(passes) {
+                        let row = first + pair / u64::from(heads) + pass * u64::from(share.row_step);
+                        if row < rows {
+                            seen[(row * u64::from(heads) + pair % u64::from(heads)) as usize] += 1;
+                        }
+                    }
+                }
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{rows} {heads} {passes}: {share:?}");
+        }
     }
 
     #[test]

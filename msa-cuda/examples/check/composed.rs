@@ -119,6 +119,8 @@ impl Case {
             self.outputs.truncate(outputs);
             self.add_sources(random, op, rows);
         }
+        // Scoring and attention read queries 16 bytes at a time.
+        self.outputs.iter_mut().for_each(|output| output.pad = output.pad.next_multiple_of(16));
         let half = u64::from(op.rope.rotary_dim) / 2;
         let positions = u64::from(self.bounds.max_kv_len()) + 1;
         for role in [Role::RopeCos, Role::RopeSin] {

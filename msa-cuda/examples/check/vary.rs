@@ -128,6 +128,7 @@ impl Case {
                 return self.fill_pool(random, format, bytes);
             }
             Op::Step(_) => return self.fill_step(random),
+            Op::Append(op) => return self.size_caches(&op.clone()),
             _ => return,
         };
         let page = IndexCache::planar(&geometry, keys, self.pages, 4096).map_or(0, |c| c.key.page_stride);

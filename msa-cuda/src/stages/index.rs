@@ -52,10 +52,17 @@ impl IndexStage {
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let arguments = self.arguments(run)?;
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<IndexArguments> {
         let cache = run.args.index_cache.ok_or(Error::Missing { op: "index_score", role: "index_cache" })?;
         let (key, scale) = views(&cache)?;
         let (query, scores) = (run.vectors(Role::IndexQuery)?, run.tensor(Role::Scores)?);
-        let arguments = IndexArguments {
+        Ok(IndexArguments {
             batch: self.batch.arguments(run, cache.pages, cache.null_page)?,
             key,
             scale,
@@ -73,9 +80,7 @@ impl IndexStage {
             exact: self.exact.into(),
             one: ONE,
             pad: 0,
-        };
-        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
-        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+        })
     }
 }
 
