@@ -7,6 +7,7 @@
 #include "include/norm_rope.cuh"
 #include "include/nvfp4.cuh"
 #include "include/slots.cuh"
+#include "include/status.cuh"
 
 namespace msa {
 
@@ -42,6 +43,7 @@ struct Appender {
   float* scratch;        // of the eight lanes
   int t;
   float factor;
+  uint32_t end;  // rows from here on are padding; loads need not wait for it
 
   MSA_DEVICE void run(uint32_t block) const {
     const uint32_t pair = block % tensor.period * HEADS_PER_PASS + threadIdx.x / LANES_PER_HEAD, head = pair % tensor.heads;
@@ -54,9 +56,9 @@ struct Appender {
     __syncthreads();  // weights
 #pragma unroll 1
     for (uint32_t pass = 0; pass < p.passes; pass++) {
-      const bool inside = row < p.rows.row_end;
+      const bool inside = row < min(p.rows.row_end, end);
       const bool fits = loaded.position < p.rows.positions_end;
-      if (inside && !fits && t == 0) atomicOr(p.status, STATUS_POSITION);
+      if (inside && !fits && t == 0) raise(p.status, p.own_status, STATUS_POSITION);
       Target target{output, 0};
       bool live = inside && fits;
       if constexpr (CACHE) live = find(row, head, inside, fits, &target);
@@ -79,9 +81,9 @@ struct Appender {
 
   // The place of a row in the tensor's cache; false if it has none or a later row takes it.
   MSA_DEVICE bool find(uint32_t row, uint32_t head, bool inside, bool fits, Target* target) const {
-    const int64_t slot = inside ? p.rows.slots[row] : -1;
-    const bool placed = place(slot, head, target) && fits;
-    if (!p.rows.winners) return !searched(p.rows, row, slot, placed) && placed;
+    const int64_t slot = row < p.rows.row_end ? p.rows.slots[row] : -1;
+    const bool placed = inside && place(slot, head, target) && fits;
+    if (!p.rows.winners) return !searched(p.rows, end, row, slot, placed) && placed;
     return placed && !looked_up(p.rows, row, slot);
   }
 
@@ -90,7 +92,7 @@ struct Appender {
     if (slot == -1) return false;
     const uint64_t page = (uint64_t)slot / BLOCK, token = (uint64_t)slot % BLOCK;
     if (slot < 0 || page >= tensor.pages) {
-      atomicOr(p.status, STATUS_SLOT);
+      raise(p.status, p.own_status, STATUS_SLOT);
       return false;
     }
     const View& scale = tensor.scale;
@@ -162,13 +164,15 @@ struct Appender {
     if (!live) return;
     ((uint2*)target.data)[t] = group.codes;
     target.scales[t * (tensor.scale_is_quad ? 4 : 1)] = (uint8_t)group.scale;
-    if (group.nan) atomicOr(p.status, STATUS_NAN);
+    if (group.nan) raise(p.status, p.own_status, STATUS_NAN);
   }
 };
 
 template <bool PER_STEP>
 MSA_DEVICE void append_block(const AppendArguments& p) {
   __shared__ float weights[CHANNELS], scratch[HEADS_PER_PASS * CHANNELS];
+  if (p.own_status) clear_own_status(p.status, p.own_status);
+  const uint32_t end = live_rows(p.rows);
   int kind = 0;
 #pragma unroll
   for (int k = 1; k < 5; k++) kind += blockIdx.x >= p.tensors[k].first_block;
@@ -178,8 +182,8 @@ MSA_DEVICE void append_block(const AppendArguments& p) {
   const int t = threadIdx.x % LANES_PER_HEAD;
   const float factor = tensor.factor ? *tensor.factor : 1.f;
   const uint32_t block = blockIdx.x - tensor.first_block;
-  if (tensor.is_cache) Appender<PER_STEP, true>{p, tensor, weights, own, t, factor}.run(block);
-  else Appender<PER_STEP, false>{p, tensor, weights, own, t, factor}.run(block);
+  if (tensor.is_cache) Appender<PER_STEP, true>{p, tensor, weights, own, t, factor, end}.run(block);
+  else Appender<PER_STEP, false>{p, tensor, weights, own, t, factor, end}.run(block);
 }
 
 }  // namespace msa

@@ -25,6 +25,7 @@ pub(crate) struct AppendStage {
     find: Function,
     table: Option<WorkspaceRegion>,
     units: u32,
+    most_blocks: u32,
     op: Append,
 }
 
@@ -41,8 +42,14 @@ impl AppendStage {
             find: context.function(&image, "find_winners")?,
             table: plan.region("slot_winners").cloned(),
             units: plan.traits.units,
+            most_blocks: most_blocks(op, plan.lengths()?.rows()),
             op: op.clone(),
         })
+    }
+
+    /// The most blocks of its first kernel; more than can be counted if that only fills a table.
+    pub(crate) fn grid(&self) -> Grid {
+        Grid { x: self.most_blocks, y: 1, cluster: 1 }
     }
 
     /// # Safety
@@ -119,17 +126,20 @@ impl AppendStage {
         unsafe { self.append.launch(run.stream, grid, arguments) }
     }
 
-    fn arguments(&self, run: &Run<'_>) -> Result<AppendArguments> {
+    /// The kernel's parameter but for the division of rows, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<AppendArguments> {
         let half = self.op.rope.rotary_dim / 2;
         let mut arguments = AppendArguments {
             tensors: self.tensors(run)?,
             rows: RowArguments {
                 slots: run.tensor(Role::Slots)?.address,
                 rows: narrow(run.extents.rows, "rows")?,
+                last_offset: last_offset(run)?,
                 positions_end: 1,
                 ..RowArguments::default()
             },
             status: run.workspace.address,
+            own_status: run.own_status,
             half,
             epsilon: self.op.norm.epsilon,
             reciprocal: (self.op.quantiser == Quantiser::Reciprocal).into(),
@@ -279,6 +289,26 @@ impl Cached {
             null_page,
         }
     }
+}
+
+/// Blocks for at most `rows` rows.
+fn most_blocks(op: &Append, rows: u64) -> u32 {
+    if rows > SEARCHED_ROWS {
+        return u32::MAX;
+    }
+    let g = &op.geometry;
+    let heads = [g.kv_heads, g.kv_heads, 1, g.index_heads, g.query_heads];
+    let blocks = heads.iter().map(|&heads| launch::append_share(rows, heads, 1).blocks).sum::<u64>();
+    u32::try_from(blocks).unwrap_or(u32::MAX)
+}
+
+/// Where the number of rows that are not padding stands; 0 for an append on its own, whose rows are all its own.
+fn last_offset(run: &Run<'_>) -> Result<u64> {
+    if !run.is_step {
+        return Ok(0);
+    }
+    let offsets = run.tensor(Role::QueryOffsets)?;
+    Ok(offsets.address + run.extents.requests * offsets.stride(0))
 }
 
 #[cfg(test)]
