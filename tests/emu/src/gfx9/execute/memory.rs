@@ -32,6 +32,8 @@ struct Buffer {
     address: u64,
     bytes: Vec<u8>,
     writable: bool,
+    /// Bytes that were loaded.
+    loaded: u64,
 }
 
 /// One GPU's copy of a buffer.
@@ -56,11 +58,20 @@ impl Memory {
     pub(super) fn add(&mut self, bytes: &[u8], writable: bool) -> BufferId {
         let address = self.next;
         self.next = (address + bytes.len() as u64 + GUARD).next_multiple_of(256);
-        self.buffers.push(Buffer { address, bytes: bytes.to_vec(), writable });
+        self.buffers.push(Buffer { address, bytes: bytes.to_vec(), writable, loaded: 0 });
         for copies in &mut self.copies {
             copies.push(Copy::new(bytes.len()));
         }
         BufferId(self.buffers.len() - 1)
+    }
+
+    /// Leaves `bytes` unmapped before the next buffer.
+    pub(super) fn skip(&mut self, bytes: u64) {
+        self.next = (self.next + bytes).next_multiple_of(256);
+    }
+
+    pub(super) fn loaded_bytes(&self, id: BufferId) -> u64 {
+        self.buffers[id.0].loaded
     }
 
     pub(super) fn address(&self, id: BufferId) -> u64 {
@@ -92,6 +103,7 @@ impl Memory {
         system: bool,
     ) -> Result<(), Fault> {
         let (index, offset) = self.find(address, out.len())?;
+        self.buffers[index].loaded += out.len() as u64;
         if self.copies.is_empty() {
             out.copy_from_slice(&self.buffers[index].bytes[offset..offset + out.len()]);
             return Ok(());
