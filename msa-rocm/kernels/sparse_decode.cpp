@@ -18,14 +18,14 @@ DEVICE void attend(State& state, const SparseDecode& a, const Part& part, const 
   i32 cached = (request.kv_len + (i32)kBlockTokens - 1) / (i32)kBlockTokens;
   for (u32 slot = part.begin; slot < part.end; slot++) {
     i32 block = __builtin_amdgcn_readlane(own, (i32)slot);
+    if (block >= 0 && lanes_where(own == block) & lanes_before(slot)) {
+      report(a.batch.status, kStatusDuplicate);
+      continue;
+    }
     if (block < -1 || block >= cached) report(a.batch.status, kStatusBlock);
     if (block < 0 || block >= cached) continue;
     i32 visible = limit - block * (i32)kBlockTokens;
     if (visible <= 0) continue;
-    if (lanes_where(own == block) & lanes_before(slot)) {
-      report(a.batch.status, kStatusDuplicate);
-      continue;
-    }
     i32 page = page_of(a.batch, part.request, (u32)block);
     if (page < 0) continue;
     Keys<Q> keys;

@@ -65,6 +65,9 @@ fn integers(name: &str) -> Option<Compute> {
         "v_sub_u32 clamp" => Two(u32::saturating_sub),
         "v_subrev_u32" => Two(|a, b| b.wrapping_sub(a)),
         "v_add3_u32" => Three(|a, b, c| a.wrapping_add(b).wrapping_add(c)),
+        // Sixteen-bit results clear the upper half on gfx9.
+        "v_add_u16" => Two(|a, b| a.wrapping_add(b) & 0xffff),
+        "v_sub_u16" => Two(|a, b| a.wrapping_sub(b) & 0xffff),
         "v_mul_lo_u32" => Two(u32::wrapping_mul),
         "v_mul_hi_u32" => Two(|a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
         "v_mul_hi_i32" => Two(|a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
