@@ -238,12 +238,6 @@ impl Cache {
         })
     }
 
-    /// Data and scales.
-    pub(crate) fn place(&self, machine: &mut Machine) -> (PagedView, PagedView) {
-        let (data, scales, _) = self.place_as(machine, false);
-        (data, scales)
-    }
-
     /// Data and scales, pages far from each other if asked for, and the buffers of the data.
     pub(crate) fn place_as(&self, machine: &mut Machine, far: bool) -> (PagedView, PagedView, Vec<BufferId>) {
         let (data, ids) = self.data.place(machine, far);

@@ -179,6 +179,11 @@ fn faults_of_sparse_decode_are_caught() {
 }
 
 #[test]
+fn faults_of_sparse_decode_shared_are_caught() {
+    check_family("sparse_decode_shared");
+}
+
+#[test]
 fn faults_of_share_pages_are_caught() {
     check_family("share_pages");
 }

@@ -82,7 +82,11 @@ pub(crate) fn kernel(op: &str, formats: &str, architecture: &str, trick: &str) -
     if let Some(kernel) = loaded.lock().unwrap().get(&symbol) {
         return Some(kernel.clone());
     }
-    let source = if op == "candidate_keys" { "select" } else { op };
+    let source = match (op, trick) {
+        ("candidate_keys", _) => "select",
+        ("sparse_decode", "shared") => "sparse_decode_shared",
+        _ => op,
+    };
     let object = code_object(&artifacts().join(format!("{source}.{architecture}.hsaco")))?;
     let kernel = Kernel::load(&object, &symbol).unwrap_or_else(|error| panic!("{error}"));
     loaded.lock().unwrap().insert(symbol, kernel.clone());
