@@ -26,11 +26,23 @@ pub fn backend() -> Arc<dyn Backend> {
 
 /// The backend with other code objects.
 pub fn backend_with(images: Images) -> Arc<dyn Backend> {
-    Arc::new(Rocm { images: Arc::new(images) })
+    Arc::new(Rocm { images: Arc::new(images), runtime: None })
+}
+
+/// The backend over a runtime that the process has already, instead of the one that is looked for.
+pub fn backend_over(hip: &'static Hip, images: Images) -> Arc<dyn Backend> {
+    Arc::new(Rocm { images: Arc::new(images), runtime: Some(hip) })
 }
 
 struct Rocm {
     images: Arc<Images>,
+    runtime: Option<&'static Hip>,
+}
+
+impl Rocm {
+    fn hip(&self) -> Result<&'static Hip> {
+        self.runtime.map_or_else(hip::runtime, Ok).map_err(unavailable)
+    }
 }
 
 fn unavailable(reason: impl fmt::Display) -> Error {
@@ -47,7 +59,7 @@ impl Backend for Rocm {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        let hip = hip::runtime().map_err(unavailable)?;
+        let hip = self.hip()?;
         (0..hip.devices()).map(|ordinal| describe(hip, ordinal)).collect()
     }
 
@@ -55,7 +67,7 @@ impl Backend for Rocm {
         if self.images.is_empty() {
             return Err(unavailable(crate::unavailable_reason()));
         }
-        let hip = hip::runtime().map_err(unavailable)?;
+        let hip = self.hip()?;
         let last = hip.devices().saturating_sub(1);
         if ordinal > last {
             return Err(Error::invalid(

@@ -21,7 +21,7 @@ pub mod parameters;
 pub mod plugin;
 mod variants;
 
-pub use backend::{backend, backend_with};
+pub use backend::{backend, backend_over, backend_with};
 pub use images::Images;
 pub use variants::variants;
 

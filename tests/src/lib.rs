@@ -14,6 +14,7 @@ pub mod oracle;
 pub mod plugin_files;
 pub mod random;
 pub mod report;
+pub mod rocm_emu;
 pub mod rows;
 pub mod sets;
 pub mod steps;
