@@ -53,15 +53,20 @@ impl Tables {
     pub fn of(plan: &Plan) -> Self {
         let (world, rank) = (plan.context_parallel.world.max(1), plan.context_parallel.rank);
         let local = |block: u32| (block + world - 1).saturating_sub(rank) / world;
-        // The last part of a request also writes -inf up to the longest request's end.
-        let longest = plan.block_parts.iter().map(|part| part.block_end).max().unwrap_or(0);
         let is_last = |index: usize| {
             plan.block_parts.get(index + 1).is_none_or(|next| next.request != plan.block_parts[index].request)
         };
         let blocks = plan.block_parts.iter().enumerate().map(|(index, p)| {
-            let end = if is_last(index) { longest } else { p.block_end };
-            [p.request, p.part, local(p.block_begin), local(end)]
+            // The last part of a request also writes -inf to the end of the scores, wherever that is.
+            let end = if is_last(index) { u32::MAX } else { local(p.block_end) };
+            [p.request, p.part, local(p.block_begin), end]
         });
+        // A request of which this rank holds nothing has rows all the same.
+        let held: Vec<u32> = plan.block_parts.iter().map(|part| part.request).collect();
+        let scores = matches!(plan.op, Op::IndexScore(_));
+        let requests = 0..if scores { plan.requests.len() as u32 } else { 0 };
+        let without = requests.filter(|request| held.binary_search(request).is_err());
+        let blocks = blocks.chain(without.map(|request| [request, 0, 0, u32::MAX]));
         let slots = plan.slot_parts.iter().map(|p| [p.request, p.part, p.slot_begin, p.slot_end]);
         let mut parts: Vec<[u32; 4]> =
             if plan.slot_parts.is_empty() { blocks.collect() } else { with_empty_parts(slots.collect()) };
@@ -235,6 +240,7 @@ impl Run<'_> {
             heads: op.geometry.index_heads,
             world,
             rank,
+            score_columns: (scores.extent(2) as u32 + world - 1).saturating_sub(rank) / world,
         };
         Ok(vec![self.launch([self.tables.groups, 1, 1], &parameters)])
     }

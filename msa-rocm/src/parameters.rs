@@ -130,6 +130,8 @@ pub struct IndexScore {
     pub world: u32,
     /// This rank.
     pub rank: u32,
+    /// Blocks of this rank that the scores have room for; a part may end beyond.
+    pub score_columns: u32,
 }
 
 impl Parameters for IndexScore {
@@ -141,7 +143,7 @@ impl Parameters for IndexScore {
         bytes.wide(&[self.parts, self.table, self.query_scale, self.key_scale]);
         bytes.wide(&[self.scores, self.head_scores, self.query_row_stride, self.query_head_stride]);
         bytes.wide(&[self.score_row_stride, self.score_head_stride, self.score_block_stride]);
-        bytes.words(&[self.heads, self.world, self.rank, 0]);
+        bytes.words(&[self.heads, self.world, self.rank, self.score_columns]);
     }
 }
 

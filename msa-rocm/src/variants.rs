@@ -34,7 +34,7 @@ const fn variant(
 
 /// Kernels have the same sources on both architectures; FP8 is FNUZ on gfx942.
 macro_rules! list {
-    ($list:ident, $arch:ident, $text:literal, $arithmetic:literal, $index_keys:ident, $cache:ident, $append8:ident, $append:ident) => {
+    ($list:ident, $arch:ident, $text:literal, $arithmetic:literal, $index_keys:ident, $cache:ident, $append8:ident, $append:ident, $query:ident) => {
         const $list: &[Variant] = &[
             variant(
                 concat!("append.nvfp4.", $text, ".row"),
@@ -62,14 +62,14 @@ macro_rules! list {
                 OpKind::IndexScore,
                 Arch::$arch,
                 $arithmetic,
-                &[SHAPE, QUERY_FP8, INDEX_K4, FOLDED],
+                &[SHAPE, $query, INDEX_K4, FOLDED],
             ),
             variant(
                 concat!("index_score.q8k8.", $text, ".mfma"),
                 OpKind::IndexScore,
                 Arch::$arch,
                 $arithmetic,
-                &[SHAPE, QUERY_FP8, $index_keys, FOLDED],
+                &[SHAPE, $index_keys, FOLDED],
             ),
             variant(
                 concat!("select.f32.", $text, ".radix"),
@@ -83,14 +83,14 @@ macro_rules! list {
                 OpKind::SparseDecode,
                 Arch::$arch,
                 $arithmetic,
-                &[SHAPE, GROUP, QUERY_FP8, KV4, FOLDED, OUTPUT],
+                &[SHAPE, GROUP, $query, KV4, FOLDED, OUTPUT],
             ),
             variant(
                 concat!("sparse_decode.q8kv8.", $text, ".mfma"),
                 OpKind::SparseDecode,
                 Arch::$arch,
                 $arithmetic,
-                &[SHAPE, GROUP, QUERY_FP8, $cache, FOLDED, OUTPUT],
+                &[SHAPE, GROUP, $cache, FOLDED, OUTPUT],
             ),
             variant(concat!("merge.f32.", $text, ".lse"), OpKind::Merge, Arch::$arch, "f32", &[MERGE]),
             variant(
@@ -104,8 +104,8 @@ macro_rules! list {
     };
 }
 
-list!(GFX942, Gfx942, "gfx942", "cdna3_decode", INDEX_K8_FNUZ, KV8_FNUZ, APPEND8_FNUZ, APPEND_FNUZ);
-list!(GFX950, Gfx950, "gfx950", "cdna4_decode", INDEX_K8, KV8, APPEND8, APPEND_OCP);
+list!(GFX942, Gfx942, "gfx942", "cdna3_decode", INDEX_K8_FNUZ, KV8_FNUZ, APPEND8_FNUZ, APPEND_FNUZ, QUERY_FNUZ);
+list!(GFX950, Gfx950, "gfx950", "cdna4_decode", INDEX_K8, KV8, APPEND8, APPEND_OCP, QUERY_OCP);
 
 fn append(op: &Op) -> Option<&Append> {
     if let Op::Append(op) = op { Some(op) } else { None }
@@ -183,13 +183,15 @@ const GROUP: Need = Need {
     },
 };
 
-const QUERY_FP8: Need = Need {
-    what: "FP8 queries of the hardware's flavour",
-    holds: |op| {
-        let query = index(op).map(|op| op.query).or(attention(op).map(|op| op.query));
-        matches!(query, Some(DType::E4m3 | DType::E4m3Fnuz))
-    },
-};
+/// Query type of index scoring or attention.
+fn query(op: &Op) -> Option<DType> {
+    index(op).map(|op| op.query).or(attention(op).map(|op| op.query))
+}
+
+const QUERY_OCP: Need = Need { what: "e4m3 queries", holds: |op| query(op) == Some(DType::E4m3) };
+
+const QUERY_FNUZ: Need =
+    Need { what: "e4m3fnuz queries (gfx942)", holds: |op| query(op) == Some(DType::E4m3Fnuz) };
 
 const INDEX_K4: Need = Need {
     what: "NVFP4 index keys dequantised to e4m3",
@@ -307,6 +309,16 @@ mod tests {
         for (list, op) in [(GFX942, &ocp), (GFX950, &fnuz)] {
             let Support::No { reasons } = support(list, op) else { panic!("{op:?} is taken") };
             assert!(reasons.iter().any(|reason| reason.contains("fp8")), "{reasons:?}");
+        }
+        // A query of the other flavour with a cache that has none means half or twice what it says.
+        for (list, query) in [(GFX942, DType::E4m3), (GFX950, DType::E4m3Fnuz)] {
+            let scores = Op::IndexScore(IndexScore { query, keys: CacheFormat::Nvfp4, ..IndexScore::default() });
+            let decode =
+                Op::SparseDecode(Attention { query, cache: CacheFormat::Nvfp4, ..Attention::default() });
+            for op in [scores, decode] {
+                let Support::No { reasons } = support(list, &op) else { panic!("{op:?} is taken") };
+                assert!(reasons.iter().any(|reason| reason.contains("queries")), "{reasons:?}");
+            }
         }
     }
 }

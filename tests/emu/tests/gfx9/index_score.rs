@@ -110,6 +110,7 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
         heads: case.heads as u32,
         world: case.world,
         rank: case.rank,
+        score_columns: columns as u32,
     };
     run(&mut machine, &kernel, [part_list.len() as u32 / 4, 1, 1], 256, &parameters);
 
