@@ -10,6 +10,7 @@ pub const SETS: &[(&str, &str)] = &[
     ("smoke", include_str!("../cases/smoke.txt")),
     ("ci", include_str!("../cases/ci.txt")),
     ("full", include_str!("../cases/full.txt")),
+    ("emu", include_str!("../cases/emu.txt")),
     ("regress", include_str!("../cases/regress.txt")),
 ];
 
@@ -130,6 +131,6 @@ mod tests {
     fn errors_name_the_line() {
         assert!(parse("\n# x\nmerge()\nmerge(").unwrap_err().to_string().starts_with("line 4"));
         assert!(known("ref:0 | spec | merge()").is_err());
-        assert!(read("/nowhere").unwrap_err().to_string().contains("smoke, ci, full, regress"));
+        assert!(read("/nowhere").unwrap_err().to_string().contains("smoke, ci, full, emu, regress"));
     }
 }

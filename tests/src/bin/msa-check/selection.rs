@@ -15,7 +15,7 @@ pub(crate) struct Selection {
     /// An exact case line; may be given several times
     #[arg(short, long = "case", value_name = "LINE")]
     cases: Vec<String>,
-    /// smoke, ci, full, regress or a file of case lines; smoke if no case is named
+    /// smoke, ci, full, emu, regress or a file of case lines; smoke if no case is named
     #[arg(short, long)]
     set: Option<String>,
     /// That many random cases
