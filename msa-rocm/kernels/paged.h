@@ -37,7 +37,9 @@ struct Request {
   i32 kv_len;
 };
 
+// One beyond the batch, which may have fewer requests than its plan, is empty.
 DEVICE Request request_of(const Batch& batch, u32 request) {
+  if (request >= batch.requests) return Request{0, 0, 0};
   i32 first = batch.query_offsets[request];
   return Request{first, batch.query_offsets[request + 1] - first, batch.kv_lengths[request]};
 }

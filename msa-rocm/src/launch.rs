@@ -29,6 +29,22 @@ pub struct KernelLaunch {
 }
 
 impl KernelLaunch {
+    /// Most work-items of a launch in one direction: the packet that starts it has 32 bits for each.
+    pub const MOST_ITEMS: u64 = u32::MAX as u64;
+
+    /// Refuses more work-items than a launch can have.
+    ///
+    /// # Errors
+    /// The limit, in groups.
+    pub fn check(&self) -> Result<()> {
+        let items = u64::from(self.grid[0]) * u64::from(self.threads);
+        if items <= Self::MOST_ITEMS {
+            return Ok(());
+        }
+        let most = Self::MOST_ITEMS / u64::from(self.threads);
+        Err(Error::invalid(format!("{}: groups", self.variant), format!("at most {most} in a launch"), self.grid[0]))
+    }
+
     /// The kernel's symbol.
     pub fn symbol(&self) -> String {
         self.variant.replace('.', "_")
@@ -168,7 +184,8 @@ struct Run<'a> {
     workspace: Span,
 }
 
-const THREADS: u32 = 256;
+/// Threads of a group, but for kernels of one wave.
+pub(crate) const THREADS: u32 = 256;
 
 impl Run<'_> {
     fn tensor(&self, role: Role) -> Result<&Tensor> {
@@ -415,7 +432,7 @@ fn source_of(op: &Op) -> &'static str {
     op.name()
 }
 
-fn view(view: &View) -> PagedView {
+pub(crate) fn view(view: &View) -> PagedView {
     PagedView {
         base: view.address,
         page_stride: view.page_stride,
@@ -424,17 +441,17 @@ fn view(view: &View) -> PagedView {
     }
 }
 
-fn optional_view(of: Option<&View>) -> PagedView {
+pub(crate) fn optional_view(of: Option<&View>) -> PagedView {
     of.map(view).unwrap_or_default()
 }
 
 /// These kernels read every page that a table names.
-fn refuse_null_page(page: Option<u32>) -> Result<()> {
+pub(crate) fn refuse_null_page(page: Option<u32>) -> Result<()> {
     page.map_or(Ok(()), |page| Err(Error::invalid("cache.null_page", "none: no kernel skips a page", page)))
 }
 
 /// Rows are loaded and stored 16 bytes at a time.
-fn require_vectors(name: &str, tensor: &Tensor) -> Result<()> {
+pub(crate) fn require_vectors(name: &str, tensor: &Tensor) -> Result<()> {
     let outer = tensor.strides().split_last().map_or(&[][..], |(_, outer)| outer);
     if tensor.address.is_multiple_of(16) && outer.iter().all(|stride| stride.is_multiple_of(16)) {
         return Ok(());

@@ -13,8 +13,10 @@
 //! interpreter and a GPU run alike.
 
 mod backend;
+mod context;
 pub mod hip;
 mod images;
+pub mod indexer;
 pub mod launch;
 mod module;
 pub mod parameters;

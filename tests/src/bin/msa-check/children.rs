@@ -80,6 +80,9 @@ impl Runner<'_> {
                 None => Worker::start(self.devices, self.name)?,
             };
             let outcome = worker.run(self.name, case, self.timeout);
+            if outcome.lost_its_device() {
+                worker.end();
+            }
             if sender.send(Ok((index, outcome))).is_err() {
                 return Ok(());
             }

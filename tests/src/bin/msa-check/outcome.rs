@@ -77,6 +77,11 @@ impl Outcome {
         self.verdict == "passed"
     }
 
+    /// True if the device reported an error of its own: such errors stay, and what runs after them says nothing.
+    pub(crate) fn lost_its_device(&self) -> bool {
+        self.failures.iter().any(|failure| failure.detail.starts_with("device error"))
+    }
+
     /// True if it failed.
     pub(crate) fn is_failed(&self) -> bool {
         self.verdict == "failed"
