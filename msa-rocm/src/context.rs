@@ -90,7 +90,12 @@ impl Context {
     ///
     /// # Safety
     /// As for [`msa_core::backend::Prepared::enqueue`].
-    pub(crate) unsafe fn enqueue(&self, stream: Stream, status: u64, launches: &[KernelLaunch]) -> Result<()> {
+    pub(crate) unsafe fn enqueue(
+        &self,
+        stream: Stream,
+        status: u64,
+        launches: &[KernelLaunch],
+    ) -> Result<()> {
         launches.iter().try_for_each(KernelLaunch::check)?;
         let _entered = self.enter()?;
         // SAFETY: the caller answers for the workspace, which starts with the status word.

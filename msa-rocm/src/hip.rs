@@ -178,7 +178,8 @@ impl Hip {
         let query = self.table.hipGetDevicePropertiesR0600.or(self.table.hipGetDeviceProperties);
         let query = query.ok_or_else(|| Error::Device {
             code: 0,
-            text: "the HIP runtime has no hipGetDevicePropertiesR0600 and no hipGetDeviceProperties".to_owned(),
+            text: "the HIP runtime has no hipGetDevicePropertiesR0600 and no hipGetDeviceProperties"
+                .to_owned(),
         })?;
         // SAFETY: the buffer is larger than the structure of any version.
         let code = unsafe { query(properties.as_mut_ptr().cast(), device) };

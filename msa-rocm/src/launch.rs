@@ -42,7 +42,11 @@ impl KernelLaunch {
             return Ok(());
         }
         let most = Self::MOST_ITEMS / u64::from(self.threads);
-        Err(Error::invalid(format!("{}: groups", self.variant), format!("at most {most} in a launch"), self.grid[0]))
+        Err(Error::invalid(
+            format!("{}: groups", self.variant),
+            format!("at most {most} in a launch"),
+            self.grid[0],
+        ))
     }
 
     /// The kernel's symbol.

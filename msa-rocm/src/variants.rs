@@ -104,7 +104,17 @@ macro_rules! list {
     };
 }
 
-list!(GFX942, Gfx942, "gfx942", "cdna3_decode", INDEX_K8_FNUZ, KV8_FNUZ, APPEND8_FNUZ, APPEND_FNUZ, QUERY_FNUZ);
+list!(
+    GFX942,
+    Gfx942,
+    "gfx942",
+    "cdna3_decode",
+    INDEX_K8_FNUZ,
+    KV8_FNUZ,
+    APPEND8_FNUZ,
+    APPEND_FNUZ,
+    QUERY_FNUZ
+);
 list!(GFX950, Gfx950, "gfx950", "cdna4_decode", INDEX_K8, KV8, APPEND8, APPEND_OCP, QUERY_OCP);
 
 fn append(op: &Op) -> Option<&Append> {
@@ -312,7 +322,8 @@ mod tests {
         }
         // A query of the other flavour with a cache that has none means half or twice what it says.
         for (list, query) in [(GFX942, DType::E4m3), (GFX950, DType::E4m3Fnuz)] {
-            let scores = Op::IndexScore(IndexScore { query, keys: CacheFormat::Nvfp4, ..IndexScore::default() });
+            let scores =
+                Op::IndexScore(IndexScore { query, keys: CacheFormat::Nvfp4, ..IndexScore::default() });
             let decode =
                 Op::SparseDecode(Attention { query, cache: CacheFormat::Nvfp4, ..Attention::default() });
             for op in [scores, decode] {

@@ -8,7 +8,9 @@ use msa_core::tensor::{DType, Tensor};
 
 use super::plan::{IndexerPlan, QuerySource, Transport, require};
 use super::shared::UNIT;
-use crate::launch::{KernelLaunch, TableAddresses, THREADS, optional_view, refuse_null_page, require_vectors, view};
+use crate::launch::{
+    KernelLaunch, THREADS, TableAddresses, optional_view, refuse_null_page, require_vectors, view,
+};
 use crate::parameters::{self, Batch, Parameters};
 
 /// Device addresses of the tables that [`peer_tables`] fills.
@@ -36,7 +38,8 @@ pub(super) fn peer_tables(plan: &IndexerPlan, ranks: &[u64]) -> [Vec<u64>; 4] {
         place.wrapping_sub((world + rank) * UNIT * query_units(plan))
     };
     let heads = 0..shared.heads;
-    let head_scores = (0..shared.replicas()).flat_map(|replica| {
+    let replicas = if shared.score_blocks > 0 { shared.replicas() } else { 0 };
+    let head_scores = (0..replicas).flat_map(|replica| {
         heads.clone().map(move |head| {
             let owner = owner_of(plan, head) + replica;
             let offset = u64::from(head - shared.heads_of(owner).start) * u64::from(shared.score_blocks) * 4;
@@ -108,7 +111,11 @@ impl Run<'_> {
                 }
                 all.extend(self.score()?);
                 all.push(self.keys(self.at_workspace(self.plan.keys()), self.epoch())?);
-                all.push(self.exchange(self.at_workspace(self.plan.keys()), self.peers.keys, self.key_units()));
+                all.push(self.exchange(
+                    self.at_workspace(self.plan.keys()),
+                    self.peers.keys,
+                    self.key_units(),
+                ));
                 all.push(self.merge()?);
             }
             Transport::Scores => {
@@ -142,6 +149,10 @@ impl Run<'_> {
 
     fn tensor(&self, role: Role) -> Result<&Tensor> {
         self.args.tensor(role).ok_or(Error::Missing { op: "indexer", role: role.name() })
+    }
+
+    fn rows(&self) -> Result<u32> {
+        Ok(self.tensor(Role::BlockIndices)?.extent(0) as u32)
     }
 
     fn at_workspace(&self, offset: u64) -> u64 {
@@ -276,7 +287,8 @@ impl Run<'_> {
                 head_scores: table,
                 score_row_stride: shared.score_row_bytes(),
                 score_block_stride: 4 * u64::from(world),
-                score_columns: (shared.score_blocks + world - 1).saturating_sub(self.plan.options.rank) / world,
+                score_columns: (shared.score_blocks + world - 1).saturating_sub(self.plan.options.rank)
+                    / world,
                 ..parameters::IndexScore::default()
             };
         }
@@ -341,7 +353,7 @@ impl Run<'_> {
             score_columns: columns as u32,
             ..self.selection()?
         };
-        let grid = [self.plan.rows(), shared.heads, 1];
+        let grid = [self.rows()?, shared.heads, 1];
         Ok(self.launch("select", self.variant("candidate_keys", "f32", "radix"), grid, &parameters))
     }
 
@@ -402,7 +414,7 @@ impl Run<'_> {
             top_k: shared.top_k,
             score_then_own: self.plan.select.order == SelectOrder::ScoreThenOwn,
         };
-        let grid = [self.plan.rows(), heads.len() as u32, 1];
+        let grid = [self.rows()?, heads.len() as u32, 1];
         Ok(self.launch("select_merge", self.variant("select_merge", "u64", "count"), grid, &parameters))
     }
 
@@ -420,7 +432,7 @@ impl Run<'_> {
             score_columns: shared.score_blocks,
             ..self.selection()?
         };
-        let grid = [self.plan.rows(), heads.len() as u32, 1];
+        let grid = [self.rows()?, heads.len() as u32, 1];
         Ok(self.launch("select", self.variant("select", "f32", "radix"), grid, &parameters))
     }
 }
@@ -434,4 +446,3 @@ struct QueryGroup {
     row_stride: u64,
     head_stride: u64,
 }
-

@@ -84,7 +84,8 @@ pub struct CollectiveLayout {
 }
 
 impl IndexerPlan {
-    /// Plans a rank's part for batches within `lengths`, in which every row tensor has exactly `lengths.rows()` rows.
+    /// Plans a rank's part for batches within `lengths`. All ranks must plan for the same, and run with the same rows:
+    /// at most `lengths.rows()`, and exactly as many where the ranks are given their own queries.
     ///
     /// # Errors
     /// An operation that the device does not do, with its reasons; sizes that do not fit together.
@@ -103,8 +104,7 @@ impl IndexerPlan {
                 return Err(Error::Unsupported { op: op.name(), backend: device.name(), reasons });
             }
         }
-        let plan_options =
-            PlanOptions { world: options.world, rank: options.rank, ..PlanOptions::default() };
+        let plan_options = PlanOptions { world: options.world, rank: options.rank, ..PlanOptions::default() };
         let plan = device.plan(&Op::IndexScore(score.clone()), lengths, &plan_options)?;
         require(plan.windows.len() <= 1, "lengths.rows", "rows of one window of the plan", lengths.rows())?;
         let own = options.queries == QuerySource::Own;
@@ -142,7 +142,7 @@ impl IndexerPlan {
         Ok(Self { shared, ..self })
     }
 
-    /// Rows of every row tensor of a run.
+    /// Most rows of a run.
     pub fn rows(&self) -> u32 {
         self.score.windows.last().map_or(0, |window| window.row_end)
     }

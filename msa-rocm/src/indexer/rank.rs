@@ -47,10 +47,16 @@ impl IndexerRank {
         let arch = Arch::from_name(&name)?;
         let planned = plan.score.traits.arch;
         require(arch == planned, "device", format!("{}, as the plan", planned.name()), name)?;
-        let world = if plan.options.transport == Transport::Collective { 0 } else { plan.shared.world as usize };
+        let world =
+            if plan.options.transport == Transport::Collective { 0 } else { plan.shared.world as usize };
         require(ranks.len() == world, "ranks", format!("{world} addresses"), ranks.len())?;
         let aligned = |address: &u64| *address != 0 && address.is_multiple_of(256);
-        require(ranks.iter().all(aligned), "ranks", "addresses at multiples of 256, not 0", format!("{ranks:x?}"))?;
+        require(
+            ranks.iter().all(aligned),
+            "ranks",
+            "addresses at multiples of 256, not 0",
+            format!("{ranks:x?}"),
+        )?;
         let context = Arc::new(Context::new(hip, ordinal, arch, Arc::new(images)));
         let tables = Tables::of(&plan.score);
         let upload = |words: Vec<u64>| {
@@ -154,13 +160,18 @@ impl IndexerRank {
     /// The contract of `index_score`, with the scores where they are in the workspace and the queries of all heads; then
     /// what a rank is given instead.
     fn check(&self, args: &Args, workspace: Span) -> Result<()> {
-        let (plan, rows) = (&self.plan, u64::from(self.plan.rows()));
+        let plan = &self.plan;
         let missing = |role: Role| Error::Missing { op: "indexer", role: role.name() };
         let query = args.tensor(Role::IndexQuery).ok_or_else(|| missing(Role::IndexQuery))?;
         let lists = args.tensor(Role::BlockIndices).ok_or_else(|| missing(Role::BlockIndices))?;
         let own = plan.options.queries == QuerySource::Own;
+        // Queries are pushed whole, to places that the plan fixed.
+        let (rows, most) = (lists.extent(0), u64::from(plan.rows()));
+        let want = if own { most.to_string() } else { format!("at most {most}") };
+        require(rows == most || (rows < most && !own), "block_indices.shape[0]", want, rows)?;
         let g = &plan.select.geometry;
-        let heads = if own { plan.shared.heads_of(plan.options.rank).len() as u64 } else { g.index_heads.into() };
+        let heads =
+            if own { plan.shared.heads_of(plan.options.rank).len() as u64 } else { g.index_heads.into() };
         let shape = [rows, heads, g.index_dim.into()];
         require(query.shape() == shape, "index_query.shape", format!("{shape:?}"), query)?;
         let shape = [rows, lists.extent(1), g.top_k.into()];

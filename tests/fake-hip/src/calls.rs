@@ -18,11 +18,7 @@ fn handle(number: usize) -> Handle {
 }
 
 /// Runs `work` on the runtime of a slot with the thread's current device; its error is the code that the runtime returns.
-fn code(
-    slot: usize,
-    name: &'static str,
-    work: impl FnOnce(&mut State, usize) -> Result<(), Code>,
-) -> Code {
+fn code(slot: usize, name: &'static str, work: impl FnOnce(&mut State, usize) -> Result<(), Code>) -> Code {
     with(slot, |state, device| match state.failures.get(name) {
         Some(&failure) if failure != 0 => failure,
         _ => work(state, device).err().unwrap_or(0),

@@ -45,7 +45,8 @@ impl Devices {
             report.refused.extend(own.refused);
         }
         // A plugin that was named replaces whatever the search finds.
-        let linked = ["ref", "ref:0"].contains(&self.backend.as_str()) || self.backend.starts_with("rocm-emu");
+        let linked =
+            ["ref", "ref:0"].contains(&self.backend.as_str()) || self.backend.starts_with("rocm-emu");
         let wants_plugins = self.plugin.is_none() && !linked;
         if wants_plugins {
             report = registry.load_default();
