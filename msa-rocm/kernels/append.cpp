@@ -18,7 +18,8 @@ struct Append {
   u32 GLOBAL* status;
   u64 source_row_stride;  // bytes
   u64 source_head_stride;
-  u64 table_stride;        // elements from a position to the next
+  u64 cosine_stride;       // elements from a position to the next
+  u64 sine_stride;
   u64 row_stride;          // query: bytes from a row to the next; cache: from a page
   u64 head_stride;         // bytes
   u64 token_stride;        // bytes; cache
@@ -33,7 +34,7 @@ struct Append {
   u32 table_rows;        // positions that the tables hold
   u32 per_step;          // 1: bf16 after every step
   float epsilon;
-  u32 reserved;
+  i32 null_page;         // tokens of this page are dropped; -1: none
 };
 
 enum class Stored { kBf16, kFp8, kNvfp4 };
@@ -106,7 +107,7 @@ DEVICE float rotated(const Append& a, u32 c, u64 position) {
   if (c >= 2 * a.half) return round_bf16(own);
   u32 i = c < a.half ? c : c - a.half;
   float other = head_values[c < a.half ? c + a.half : i];
-  float cosine = a.cosines[position * a.table_stride + i], sine = a.sines[position * a.table_stride + i];
+  float cosine = a.cosines[position * a.cosine_stride + i], sine = a.sines[position * a.sine_stride + i];
   if (a.per_step) {
     cosine = round_bf16(cosine);
     sine = round_bf16(sine);
@@ -131,7 +132,7 @@ DEVICE bool replaced(const Append& a, u32 row, i64 slot) {
     u32 own = other < a.rows ? other : row;
     later += own != row && a.slots[own] == slot && position_fits(a, own) ? 1 : 0;
   }
-  return __builtin_amdgcn_ballot_w64(later != 0) != 0;
+  return lanes_where(later != 0) != 0;
 }
 
 // Two channels of a lane to NVFP4: one byte, and for eight lanes one scale.
@@ -163,18 +164,23 @@ DEVICE void store(const Append& a, float x, float y, u8 GLOBAL* row, u8 GLOBAL* 
   if constexpr (S == Stored::kNvfp4) store_nvfp4(a, x, y, row, scale);
 }
 
+// The page of a row's slot, or -1 if nothing is stored; a slot beyond the cache is reported.
+DEVICE i64 page_of_slot(const Append& a, i64 slot) {
+  i64 page = slot / (i64)kBlockTokens;
+  bool outside = slot < -1 || page >= (i64)a.pages;
+  if (outside) report(a.status, kStatusSlot);
+  return outside || slot < 0 || page == (i64)a.null_page ? -1 : page;
+}
+
 template <Stored S>
 DEVICE void append(const Append& a) {
   u32 row = group_x(), head = group_y(), lane = lane_id();
+  i64 slot = a.slots ? a.slots[row] : 0, page = a.slots ? page_of_slot(a, slot) : 0;
   if (!position_fits(a, row)) return report(a.status, kStatusPosition);
   u8 GLOBAL* target = a.output + head * a.head_stride;
   u8 GLOBAL* scale = 0;
   if (a.slots) {
-    i64 slot = a.slots[row];
-    if (slot == -1) return;
-    i64 page = slot / (i64)kBlockTokens;
-    if (slot < 0 || page >= (i64)a.pages) return report(a.status, kStatusSlot);
-    if (replaced(a, row, slot)) return;
+    if (page < 0 || replaced(a, row, slot)) return;
     u64 token = (u64)slot % kBlockTokens;
     target += (u64)page * a.row_stride + token * a.token_stride;
     scale = a.scales + (u64)page * a.scale_page_stride + head * a.scale_head_stride +

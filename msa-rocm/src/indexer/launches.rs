@@ -3,14 +3,13 @@
 use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
+use msa_core::geometry::Grouping;
 use msa_core::op::{ForcedPriority, Op, SelectOrder};
 use msa_core::tensor::{DType, Tensor};
 
 use super::plan::{IndexerPlan, QuerySource, Transport, require};
 use super::shared::UNIT;
-use crate::launch::{
-    KernelLaunch, THREADS, TableAddresses, optional_view, refuse_null_page, require_vectors, view,
-};
+use crate::launch::{KernelLaunch, THREADS, Tables, TableAddresses, optional_view, require_vectors, view};
 use crate::parameters::{self, Batch, Parameters};
 
 /// Device addresses of the tables that [`peer_tables`] fills.
@@ -89,7 +88,7 @@ pub(super) fn kernels(plan: &IndexerPlan) -> Vec<(&'static str, String)> {
 /// A run of a plan.
 pub(super) struct Run<'a> {
     pub(super) plan: &'a IndexerPlan,
-    pub(super) groups: u32,
+    pub(super) tables: &'a Tables,
     pub(super) at: TableAddresses,
     pub(super) peers: PeerAddresses,
     /// The own shared memory.
@@ -191,6 +190,9 @@ impl Run<'_> {
             table_stride: (table.stride(0) / 4) as u32,
             table_pages: table.extent(1) as u32,
             pages: cache.pages as u32,
+            bounds: self.at.parts + self.tables.bounds_at,
+            rows: self.rows()?,
+            null_page: cache.null_page,
         })
     }
 
@@ -242,7 +244,6 @@ impl Run<'_> {
             return Err(Error::Plan(format!("a plan of {}, want index_score", self.plan.score.op.name())));
         };
         let cache = self.args.index_cache.ok_or(Error::Missing { op: "indexer", role: "index_cache" })?;
-        refuse_null_page(cache.null_page)?;
         let mut all = Vec::new();
         for group in self.query_groups(op.query)? {
             let copies = match self.plan.options.transport {
@@ -255,19 +256,20 @@ impl Run<'_> {
                     keys: view(&cache.key),
                     key_scales: optional_view(cache.key_scale.as_ref()),
                     batch: self.batch()?,
-                    parts: self.at.parts,
+                    parts: self.at.parts + self.tables.scores_at,
                     table: self.at.magnitudes,
                     query_scale: self.optional(Role::IndexQueryScale),
                     key_scale: self.optional(Role::IndexKeyScale),
                     query_row_stride: group.row_stride,
                     query_head_stride: group.head_stride,
                     heads: group.heads,
+                    row_end: self.rows()?,
                     world: self.plan.shared.world,
                     rank: self.plan.options.rank,
                     ..self.score_target(group.first_head, copy)
                 };
                 let variant = self.plan.score.variant.clone();
-                all.push(self.launch("index_score", variant, [self.groups, 1, 1], &parameters));
+                all.push(self.launch("index_score", variant, [self.tables.score_groups, 1, 1], &parameters));
             }
         }
         Ok(all)
@@ -377,9 +379,11 @@ impl Run<'_> {
         let (shared, lists) = (&self.plan.shared, self.tensor(Role::BlockIndices)?.extent(1));
         let own = shared.heads_of(self.plan.options.rank);
         let all = self.plan.options.transport != Transport::Scores;
-        if all && lists == u64::from(shared.heads) {
+        let reduced = self.plan.select.grouping == Grouping::Reduced;
+        if all && lists == if reduced { 1 } else { u64::from(shared.heads) } {
             return Ok(0..shared.heads);
         }
+        require(!reduced, "block_indices.shape[1]", "1 list for all heads", lists)?;
         let want = if all { format!("{} or {}", shared.heads, own.len()) } else { own.len().to_string() };
         require(lists == own.len() as u64, "block_indices.shape[1]", want, lists)?;
         Ok(own)
@@ -390,6 +394,7 @@ impl Run<'_> {
             (&self.plan.shared, self.tensor(Role::BlockIndices)?, self.listed_heads()?);
         let (all_heads, k) = (u64::from(shared.heads), u64::from(shared.top_k));
         let collective = self.plan.options.transport == Transport::Collective;
+        let reduced = self.plan.select.grouping == Grouping::Reduced;
         // Where queries are pushed too, keys have one parity.
         let parities = !collective && self.plan.options.queries == QuerySource::Replicated;
         let (base, rank_stride) = if collective {
@@ -413,8 +418,9 @@ impl Run<'_> {
             world: shared.world,
             top_k: shared.top_k,
             score_then_own: self.plan.select.order == SelectOrder::ScoreThenOwn,
+            heads_per_list: if reduced { shared.heads } else { 1 },
         };
-        let grid = [self.rows()?, heads.len() as u32, 1];
+        let grid = [self.rows()?, if reduced { 1 } else { heads.len() as u32 }, 1];
         Ok(self.launch("select_merge", self.variant("select_merge", "u64", "count"), grid, &parameters))
     }
 

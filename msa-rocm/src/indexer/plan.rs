@@ -2,6 +2,7 @@
 
 use msa_core::backend::Device;
 use msa_core::error::{Error, Result};
+use msa_core::geometry::Grouping;
 use msa_core::lengths::Lengths;
 use msa_core::op::{IndexScore, Op, Select, SelectMerge};
 use msa_core::plan::{Plan, PlanOptions, WORKSPACE_ALIGNMENT};
@@ -107,6 +108,9 @@ impl IndexerPlan {
         let plan_options = PlanOptions { world: options.world, rank: options.rank, ..PlanOptions::default() };
         let plan = device.plan(&Op::IndexScore(score.clone()), lengths, &plan_options)?;
         require(plan.windows.len() <= 1, "lengths.rows", "rows of one window of the plan", lengths.rows())?;
+        let divided = options.transport == Transport::Scores;
+        let whole = select.grouping == Grouping::PerHead || !divided;
+        require(whole, "select.grouping", "per_head: no rank has the scores of all heads", select.grouping)?;
         let own = options.queries == QuerySource::Own;
         let collective = own && options.transport == Transport::Collective;
         let want = "all heads: a collective hands over the queries before the run";

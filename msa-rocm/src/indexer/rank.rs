@@ -153,8 +153,8 @@ impl IndexerRank {
         let at = TableAddresses { parts: self.parts.address, magnitudes: self.magnitudes.address };
         let [queries, keys, flags, head_scores] = self.peers.each_ref().map(|table| table.address);
         let peers = PeerAddresses { queries, keys, flags, head_scores };
-        let (plan, groups, shared) = (&self.plan, self.tables.groups, self.shared);
-        Ok(Run { plan, groups, at, peers, shared, args, workspace })
+        let (plan, tables, shared) = (&self.plan, &self.tables, self.shared);
+        Ok(Run { plan, tables, at, peers, shared, args, workspace })
     }
 
     /// The contract of `index_score`, with the scores where they are in the workspace and the queries of all heads; then

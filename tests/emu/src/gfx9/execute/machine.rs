@@ -148,6 +148,8 @@ pub struct Statistics {
     pub instructions: u64,
     /// Matrix instructions among them.
     pub matrix_instructions: u64,
+    /// `v_perm_b32` among them: what dequantises and transposes.
+    pub byte_permutes: u64,
 }
 
 /// Simulated GPUs that share an address space.
@@ -186,6 +188,12 @@ impl Machine {
         self.memory.remove(buffer);
     }
 
+    /// Moves on, so that the next buffer stands at least `bytes` behind the last one: offsets between the two need more
+    /// bits than a small test would use.
+    pub fn skip(&mut self, bytes: u64) {
+        self.memory.skip(bytes);
+    }
+
     /// Device address of a buffer.
     pub fn address(&self, buffer: BufferId) -> u64 {
         self.memory.address(buffer)
@@ -194,6 +202,11 @@ impl Machine {
     /// Content of a buffer, as the host sees it after the last run.
     pub fn bytes(&self, buffer: BufferId) -> &[u8] {
         self.memory.bytes(buffer)
+    }
+
+    /// Bytes that kernels have loaded from a buffer so far, every lane counted.
+    pub fn loaded_bytes(&self, buffer: BufferId) -> u64 {
+        self.memory.loaded_bytes(buffer)
     }
 
     /// Content of a buffer for the host to change between runs.
@@ -380,8 +393,10 @@ impl Group {
                 return Err(error_at(program, at, wave, self.id, gpu, fault));
             }
             statistics.instructions += 1;
-            let step = program.steps.get(at).map(|step| &step.action);
-            statistics.matrix_instructions += u64::from(matches!(step, Some(Action::Matrix(_))));
+            if let Some(step) = program.steps.get(at) {
+                statistics.matrix_instructions += u64::from(matches!(step.action, Action::Matrix(_)));
+                statistics.byte_permutes += u64::from(step.permutes_bytes);
+            }
             if state.progress != Progress::Running {
                 break;
             }

@@ -32,6 +32,8 @@ struct Buffer {
     address: u64,
     bytes: Vec<u8>,
     writable: bool,
+    /// Bytes that were loaded.
+    loaded: u64,
 }
 
 /// One GPU's copy of a buffer.
@@ -59,7 +61,7 @@ impl Memory {
         for copies in &mut self.copies {
             copies.push(Copy::new(bytes.len()));
         }
-        self.buffers.push(Buffer { address, bytes, writable });
+        self.buffers.push(Buffer { address, bytes, writable, loaded: 0 });
         BufferId(self.buffers.len() - 1)
     }
 
@@ -67,6 +69,15 @@ impl Memory {
     pub(super) fn remove(&mut self, id: BufferId) {
         self.buffers[id.0].bytes = Vec::new();
         self.copies.iter_mut().for_each(|copies| copies[id.0] = Copy::new(0));
+    }
+
+    /// Leaves `bytes` unmapped before the next buffer.
+    pub(super) fn skip(&mut self, bytes: u64) {
+        self.next = (self.next + bytes).next_multiple_of(256);
+    }
+
+    pub(super) fn loaded_bytes(&self, id: BufferId) -> u64 {
+        self.buffers[id.0].loaded
     }
 
     pub(super) fn address(&self, id: BufferId) -> u64 {
@@ -98,6 +109,7 @@ impl Memory {
         system: bool,
     ) -> Result<(), Fault> {
         let (index, offset) = self.find(address, out.len())?;
+        self.buffers[index].loaded += out.len() as u64;
         if self.copies.is_empty() {
             out.copy_from_slice(&self.buffers[index].bytes[offset..offset + out.len()]);
             return Ok(());

@@ -91,6 +91,14 @@ impl Input {
         Ok(lanes.map(|value| ((value >> self.part.shift & self.part.mask) & clear) ^ flip))
     }
 
+    /// One lane, whether or not it is active.
+    fn read_lane(&self, registers: &Registers, lane: usize) -> Result<u32, Fault> {
+        match self.source {
+            Source::Vector(register) => registers.vector_lane(register, lane),
+            other => registers.uniform(other),
+        }
+    }
+
     fn read_wide(&self, registers: &Registers) -> Result<[u64; LANES], Fault> {
         let lanes = registers.lanes_wide(self.source)?;
         let clear = if self.absolute { u64::MAX >> 1 } else { u64::MAX };
