@@ -113,6 +113,21 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_plans_every_case_of_every_set() {
+        let device = msa_ref::device();
+        for (name, text) in SETS {
+            for case in parse(text).unwrap() {
+                let op = case.descriptor().unwrap_or_else(|error| panic!("{name}: {case}: {error}"));
+                match device.plan(&op, &case.bounds().unwrap(), &case.plan_options()) {
+                    // What the reference does not do at all is in a set for other devices.
+                    Ok(_) | Err(Error::Unsupported { .. }) => {}
+                    Err(error) => panic!("{name}: {case}: {error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
     fn patterns_match_whole_names() {
         for (pattern, text, want) in [
             ("*", "", true),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use msa_core::backend::Device;
 use msa_core::loader::Report;
 use msa_core::registry::Registry;
+use msa_tests::rehearsal;
 use msa_tests::rocm_emu;
 use msa_tests::sets::matches;
 
@@ -14,7 +15,7 @@ use crate::Failed;
 /// Options that name devices.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Devices {
-    /// ref, plugin:NAME, cuda:0, rocm-emu:gfx950, ... or a pattern with * and ?
+    /// ref, plugin:NAME, cuda:0, rocm-emu:gfx950, ... or a pattern with * and ?; as:ARCH for the reference under the plans of ARCH
     #[arg(short, long, default_value = "ref", value_name = "GLOB")]
     pub(crate) backend: String,
     /// Load this plugin too, beside those found by the usual search
@@ -26,6 +27,9 @@ pub(crate) struct Devices {
     /// Kernel variants, a pattern: the first that matches and takes the case runs it
     #[arg(short = 'V', long, value_name = "GLOB")]
     pub(crate) variant: Option<String>,
+    /// SMs or CUs of as:ARCH instead of those of its best-known product
+    #[arg(long, value_name = "N")]
+    pub(crate) units: Option<u32>,
 }
 
 impl Devices {
@@ -56,6 +60,9 @@ impl Devices {
 
     /// Names of the devices that the pattern matches.
     pub(crate) fn names(&self) -> Result<Vec<String>, Failed> {
+        if self.backend.starts_with(rehearsal::PREFIX) {
+            return Ok(vec![self.open(&self.backend)?.name()]);
+        }
         let (registry, report) = self.registry();
         let mut known = Vec::new();
         let mut reasons: Vec<String> = report.refused.iter().map(ToString::to_string).collect();
@@ -78,7 +85,10 @@ impl Devices {
 
     /// Opens a device by the name that [`Devices::names`] gave.
     pub(crate) fn open(&self, name: &str) -> Result<Arc<dyn Device>, Failed> {
-        Ok(self.registry().0.open(name)?)
+        match name.strip_prefix(rehearsal::PREFIX) {
+            Some(arch) => Ok(rehearsal::open(arch, self.units)?),
+            None => Ok(self.registry().0.open(name)?),
+        }
     }
 }
 
