@@ -83,6 +83,9 @@ pub fn support(list: &[Variant], op: &Op) -> Support {
             reasons.push(format!("{}: needs {}", variant.name, refusals.join(", ")));
         }
     }
+    if variants.is_empty() && reasons.is_empty() {
+        reasons.push(format!("no {} kernel", op.name()));
+    }
     if variants.is_empty() { Support::No { reasons } } else { Support::Yes { variants } }
 }
 
@@ -142,6 +145,8 @@ mod tests {
         small.geometry.top_k = 4;
         let small = Op::Select(small);
         assert_eq!(choose(LIST, &small, None, "ref").unwrap().name, "select.f32.cpu.any");
+        let none = Support::No { reasons: vec!["no merge kernel".to_owned()] };
+        assert_eq!(support(LIST, &Op::of(OpKind::Merge)), none, "never without a reason");
         let refused = choose(LIST, &small, Some("select.f32.cpu.fast"), "ref").unwrap_err().to_string();
         assert_eq!(refused, "select is not supported by ref: select.f32.cpu.fast: needs k = 16");
         assert!(

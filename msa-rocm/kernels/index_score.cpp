@@ -26,7 +26,7 @@ struct IndexScore {
   u32 rank;
   u32 row_begin;  // rows of this launch
   u32 row_end;
-  u32 reserved;
+  u32 score_columns;  // blocks of this rank that the scores have room for; a part may end beyond
 };
 
 constexpr u32 kTiles = kBlockTokens / 16;
@@ -98,7 +98,8 @@ DEVICE void index_score(const IndexScore& a) {
   Part part = a.parts[group_x()];
   Request request = request_of(a.batch, part.request);
   float scale = scalar_or_one(a.query_scale) * scalar_or_one(a.key_scale) * unhalved<F>();
-  for (u32 block = part.begin + wave_id(); block < part.end; block += kThreads / kWave)
+  u32 end = part.end < a.score_columns ? part.end : a.score_columns;
+  for (u32 block = part.begin + wave_id(); block < end; block += kThreads / kWave)
     score_block<Q, F>(a, part, request, block, scale);
 }
 

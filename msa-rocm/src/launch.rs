@@ -35,6 +35,22 @@ pub struct KernelLaunch {
 }
 
 impl KernelLaunch {
+    /// Most work-items of a launch in one direction: the packet that starts it has 32 bits for each.
+    pub const MOST_ITEMS: u64 = u32::MAX as u64;
+
+    /// Refuses more work-items than a launch can have.
+    ///
+    /// # Errors
+    /// The limit, in groups.
+    pub fn check(&self) -> Result<()> {
+        let items = u64::from(self.grid[0]) * u64::from(self.threads);
+        if items <= Self::MOST_ITEMS {
+            return Ok(());
+        }
+        let want = format!("at most {} in a launch", Self::MOST_ITEMS / u64::from(self.threads));
+        Err(Error::invalid(format!("{}: groups", self.variant), want, self.grid[0]))
+    }
+
     /// The kernel's symbol.
     pub fn symbol(&self) -> String {
         self.variant.replace('.', "_")
@@ -106,7 +122,8 @@ struct Run<'a> {
     workspace: Span,
 }
 
-const THREADS: u32 = 256;
+/// Threads of a group, but for kernels of one wave.
+pub(crate) const THREADS: u32 = 256;
 
 impl Run<'_> {
     fn tensor(&self, role: Role) -> Result<&Tensor> {
@@ -190,7 +207,7 @@ fn before(address: u64, first: u32, stride: u64) -> u64 {
     address.wrapping_sub(u64::from(first).wrapping_mul(stride))
 }
 
-fn view(view: &View) -> PagedView {
+pub(crate) fn view(view: &View) -> PagedView {
     PagedView {
         base: view.address,
         page_stride: view.page_stride,
@@ -199,12 +216,12 @@ fn view(view: &View) -> PagedView {
     }
 }
 
-fn optional_view(of: Option<&View>) -> PagedView {
+pub(crate) fn optional_view(of: Option<&View>) -> PagedView {
     of.map(view).unwrap_or_default()
 }
 
 /// Rows are loaded and stored 16 bytes at a time.
-fn require_vectors(name: &str, tensor: &Tensor) -> Result<()> {
+pub(crate) fn require_vectors(name: &str, tensor: &Tensor) -> Result<()> {
     let outer = tensor.strides().split_last().map_or(&[][..], |(_, outer)| outer);
     if tensor.address.is_multiple_of(16) && outer.iter().all(|stride| stride.is_multiple_of(16)) {
         return Ok(());

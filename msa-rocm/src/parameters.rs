@@ -147,6 +147,8 @@ pub struct IndexScore {
     pub row_begin: u32,
     /// One past its last row.
     pub row_end: u32,
+    /// Blocks of this rank that the scores have room for; a part may end beyond.
+    pub score_columns: u32,
 }
 
 impl Parameters for IndexScore {
@@ -158,7 +160,8 @@ impl Parameters for IndexScore {
         bytes.wide(&[self.parts, self.table, self.query_scale, self.key_scale]);
         bytes.wide(&[self.scores, self.head_scores, self.query_row_stride, self.query_head_stride]);
         bytes.wide(&[self.score_row_stride, self.score_head_stride, self.score_block_stride]);
-        bytes.words(&[self.heads, self.world, self.rank, self.row_begin, self.row_end, 0]);
+        bytes.words(&[self.heads, self.world, self.rank]);
+        bytes.words(&[self.row_begin, self.row_end, self.score_columns]);
     }
 }
 

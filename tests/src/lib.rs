@@ -8,14 +8,18 @@ pub mod case;
 pub mod compare;
 pub mod decode_case;
 pub mod generate;
+pub mod hits;
 pub mod inputs;
 pub mod memory;
 pub mod oracle;
 pub mod plugin_files;
 pub mod random;
+pub mod rehearsal;
 pub mod report;
+pub mod rocm_emu;
 pub mod rows;
 pub mod sets;
+pub mod shrink;
 pub mod steps;
 pub mod trial;
 

@@ -10,6 +10,7 @@ use msa_core::error::{Error, Result};
 use msa_core::tensor::{DType, Tensor};
 
 use crate::compare::{ulps, widen};
+use crate::inputs::values::encode;
 use crate::inputs::{Inputs, TensorData};
 
 /// Bytes of a guard on each side of a buffer: more than a block of M3's K rows in bf16 would overrun by one token.
@@ -153,6 +154,19 @@ impl Contents<'_> {
             hex(a),
             hex(b)
         ))
+    }
+
+    /// What the run wrote, every NaN of a tensor being the positive quiet one without payload.
+    pub fn canonical(&self, tensor: Option<&Tensor>) -> Vec<u8> {
+        let mut all = self.written().collect::<Vec<_>>().concat();
+        let Some(dtype) = tensor.map(|t| t.dtype) else { return all };
+        let quiet = encode(dtype, &[f32::NAN.abs()]);
+        for element in all.chunks_exact_mut(dtype.bytes() as usize) {
+            if both_nan(dtype, element, element) {
+                element.copy_from_slice(&quiet);
+            }
+        }
+        all
     }
 
     fn data(&self) -> &[u8] {

@@ -88,6 +88,7 @@ impl Run<'_> {
             rank,
             row_begin: window.row_begin,
             row_end: window.row_end,
+            score_columns: (scores.columns as u32 + world - 1).saturating_sub(rank) / world,
         };
         let grid = [self.tables.score_groups, 1, 1];
         Ok(self.launch("index_score", kernel_name(op, self.arch()), grid, &parameters))

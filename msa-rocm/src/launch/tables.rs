@@ -1,5 +1,6 @@
 //! What a plan needs on the device beside the run's own tensors.
 
+use msa_core::op::Op;
 use msa_core::plan::Plan;
 
 /// Tables of a plan, as bytes.
@@ -48,16 +49,20 @@ const PART_BYTES: u64 = 16;
 fn block_parts(plan: &Plan) -> Vec<[u32; 4]> {
     let (world, rank) = (plan.context_parallel.world.max(1), plan.context_parallel.rank);
     let local = |block: u32| (block + world - 1).saturating_sub(rank) / world;
-    // The last part of a request also writes -inf up to the longest request's end.
-    let longest = plan.block_parts.iter().map(|part| part.block_end).max().unwrap_or(0);
     let is_last = |index: usize| {
         plan.block_parts.get(index + 1).is_none_or(|next| next.request != plan.block_parts[index].request)
     };
     let blocks = plan.block_parts.iter().enumerate().map(|(index, p)| {
-        let end = if is_last(index) { longest } else { p.block_end };
-        [p.request, p.part, local(p.block_begin), local(end)]
+        // The last part of a request also writes -inf to the end of the scores, wherever that is.
+        let end = if is_last(index) { u32::MAX } else { local(p.block_end) };
+        [p.request, p.part, local(p.block_begin), end]
     });
-    let mut parts: Vec<_> = blocks.collect();
+    // A request of which this rank holds nothing has rows all the same.
+    let held: Vec<u32> = plan.block_parts.iter().map(|part| part.request).collect();
+    let scores = matches!(plan.op, Op::IndexScore(_) | Op::Step(_));
+    let requests = 0..if scores { plan.requests.len() as u32 } else { 0 };
+    let without = requests.filter(|request| held.binary_search(request).is_err());
+    let mut parts: Vec<_> = blocks.chain(without.map(|request| [request, 0, 0, u32::MAX])).collect();
     parts.sort_unstable();
     parts
 }

@@ -130,6 +130,7 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
         rank: case.rank,
         row_begin,
         row_end,
+        score_columns: columns as u32,
     };
     run(&mut machine, &kernel, [part_list.len() as u32 / 4, 1, 1], 256, &parameters);
 

@@ -35,8 +35,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failed> {
         let device = options.devices.open(&name)?;
         let ceiling = host_copy();
         println!("{name}  {}\nhost copy {:.1} GB/s (bytes read and written)", device.info(), ceiling / 1e9);
-        for case in options.selection.read()? {
-            match run_one(&device, &case, options.devices.variant.as_deref()) {
+        for case in options.selection.read_all()? {
+            match run_one(&device, &case, options.devices.variant.as_deref(), None) {
                 Verdict::Passed(_) => {
                     passed += 1;
                     let (times, cost) = time_case(&device, &case, options.runs.clamp(1, 10_000))?;

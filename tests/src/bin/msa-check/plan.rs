@@ -19,7 +19,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failed> {
     for name in options.devices.names()? {
         let device = options.devices.open(&name)?;
-        for case in options.selection.read()? {
+        for case in options.selection.read_all()? {
             let plan = device.plan(&case.descriptor()?, &case.bounds()?, &case.plan_options())?;
             println!("# {name} {case}");
             print!("{}", plan.to_text());
