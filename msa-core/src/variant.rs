@@ -37,6 +37,12 @@ impl Variant {
         self.needs.iter().filter(|n| !(n.holds)(op)).map(|n| n.what).collect()
     }
 
+    /// True if `name` is that of a decode variant that takes a page once for all rows that attend to it: the trick
+    /// `shared`. Its plans make a part of every slot, see [`crate::plan::shared`].
+    pub fn shares_pages(name: &str) -> bool {
+        name.split('.').nth(3) == Some("shared")
+    }
+
     /// Its arithmetic.
     pub fn arithmetic(&self) -> Result<Arithmetic> {
         by_name(self.arithmetic)

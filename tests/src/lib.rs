@@ -17,6 +17,7 @@ pub mod plugin_files;
 pub mod random;
 pub mod rehearsal;
 pub mod report;
+pub mod rocm_emu;
 pub mod rows;
 pub mod sets;
 pub mod shrink;

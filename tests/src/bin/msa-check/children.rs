@@ -49,6 +49,9 @@ impl OneByOne<'_> {
             None => Worker::start(self.runner)?,
         };
         let outcome = worker.run(self.runner.name, case, self.runner.timeout);
+        if outcome.lost_its_device() {
+            worker.end();
+        }
         self.worker = (worker.alive && worker.runs < BATCH).then_some(worker);
         Ok(outcome)
     }

@@ -96,6 +96,11 @@ impl Outcome {
         self.verdict == "passed"
     }
 
+    /// True if the device reported an error of its own: such errors stay, and what runs after them says nothing.
+    pub(crate) fn lost_its_device(&self) -> bool {
+        self.failures.iter().any(|failure| failure.detail.starts_with("device error"))
+    }
+
     /// True if it was not executed.
     pub(crate) fn is_skipped(&self) -> bool {
         self.verdict == "skipped"
