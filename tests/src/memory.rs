@@ -124,6 +124,11 @@ impl Contents<'_> {
         self.buffer.span().address
     }
 
+    /// All of it, guards apart.
+    pub fn bytes(&self) -> &[u8] {
+        self.data()
+    }
+
     /// What the run wrote, range by range.
     pub fn written(&self) -> impl Iterator<Item = &[u8]> {
         self.buffer.writable.iter().map(|r| &self.bytes[r.clone()])

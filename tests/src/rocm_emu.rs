@@ -116,6 +116,11 @@ impl EmulatedDevice {
         &self.simulated
     }
 
+    /// Its architecture, `gfx950`.
+    pub fn architecture(&self) -> &str {
+        self.name.strip_prefix(PREFIX).unwrap_or(&self.name)
+    }
+
     /// Kernels that were executed, by symbol, with the number of their launches.
     pub fn executed(&self) -> BTreeMap<String, u64> {
         self.simulated.executed()
