@@ -79,7 +79,7 @@ unsafe extern "C" fn entry(_: *const MsaHostInfo, out: *mut *const MsaPluginApi,
     for bit in 0..FUNCTIONS {
         let pointer = if answer.functions >> bit & 1 == 1 { stub as *const () } else { ptr::null() };
         // SAFETY: a function of the table, which is a pointer that may be null.
-        unsafe { first.cast::<*const ()>().add(bit as usize).write(pointer) };
+        unsafe { first.cast::<*const ()>().wrapping_add(bit as usize).write(pointer) };
     }
     // SAFETY: the host's diagnosis, whose length this entry lies about.
     unsafe { (*diag).length = answer.said };
