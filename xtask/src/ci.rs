@@ -75,8 +75,6 @@ const STEPS: &[Step] = &[
             variable: Some(("MSA_REQUIRE_KERNELS", "1")),
         },
     },
-    Step { name: "dist", work: Work::Call(dist_step) },
-    Step { name: "border", work: Work::Call(border::compare) },
     Step {
         name: "doc",
         work: Work::Cargo {
@@ -87,6 +85,8 @@ const STEPS: &[Step] = &[
     Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },
+    Step { name: "dist", work: Work::Call(dist_step) },
+    Step { name: "border", work: Work::Call(border::compare) },
     // Packaging reads the folders only: what it packs was compiled above, and the network is not touched.
     Step::cargo(
         "package",
@@ -199,11 +199,6 @@ fn rocm_step(root: &Path) -> Result<Outcome, String> {
     crate::rocm::build_mutants(root).map(|()| Outcome::Passed)
 }
 
-/// Every plugin but that of CUDA, whose kernels no step before this one builds, and the tools: made and tried.
-fn dist_step(root: &Path) -> Result<Outcome, String> {
-    dist::make(root, &[Vendor::Cuda]).map(|_| Outcome::Passed)
-}
-
 fn tidy_step(root: &Path) -> Result<Outcome, String> {
     tidy::run(root).map(|()| Outcome::Passed)
 }
@@ -220,6 +215,11 @@ fn check_aarch64(root: &Path) -> Result<Outcome, String> {
     let reason = format!("the standard library of {AARCH64} is not installed");
     println!("skipped: {reason}");
     Ok(Outcome::Skipped(reason))
+}
+
+/// Every plugin but that of CUDA, whose kernels no step before this one builds, and the tools: made and tried.
+fn dist_step(root: &Path) -> Result<Outcome, String> {
+    dist::make(root, &[Vendor::Cuda]).map(|_| Outcome::Passed)
 }
 
 #[cfg(test)]
