@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // In the functions beside the tests too: a failure there fails the test.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -117,4 +118,45 @@ fn a_plugin_path_of_a_whole_folder_is_searched() {
     let text = out(&tool.run(&["env"], planted.parent().unwrap().to_str()));
     assert!(text.contains(&format!("refused {}", planted.display())), "{text}");
     assert!(text.contains(&format!("searched {}", planted.parent().unwrap().display())), "{text}");
+}
+
+/// Gives a program to another user, as whom it then runs; false where this process may not do that.
+fn runs_as_another(program: &Path) -> bool {
+    /// The user without rights, of every Linux.
+    const NOBODY: u32 = 65534;
+    let given = chown(program, Some(NOBODY), None).is_ok();
+    given && fs::set_permissions(program, fs::Permissions::from_mode(0o4755)).is_ok()
+}
+
+/// True if programs in `folder` can run as another user: this process may arrange it, and the file system allows it.
+fn can_raise(folder: &Path) -> bool {
+    let id = folder.join("id");
+    let _alone = starting();
+    if fs::copy("/usr/bin/id", &id).is_err() || !runs_as_another(&id) {
+        return false;
+    }
+    let own = Command::new("/usr/bin/id").arg("-u").output().unwrap();
+    Command::new(id)
+        .arg("-u")
+        .output()
+        .is_ok_and(|output| output.status.success() && output.stdout != own.stdout)
+}
+
+#[test]
+fn a_program_with_the_rights_of_another_ignores_the_plugin_path() {
+    let (tool, other) = (Tool::new(), Tool::new());
+    let planted = other.plant("rocm");
+    if !can_raise(tool.path()) {
+        println!("skipped: this user may not give programs to another");
+        return;
+    }
+    assert!(runs_as_another(&tool.path().join("msa")));
+    let output = tool.run(&["env"], planted.parent().unwrap().to_str());
+    assert!(output.status.success(), "{}", errors(&output));
+    let (text, place) = (out(&output), planted.parent().unwrap().display().to_string());
+    let want = format!(
+        "refused {place}: refused by ABI-16 (environment of privileged processes): MSA_PLUGIN_PATH is ignored"
+    );
+    assert!(text.contains(&want), "{text}");
+    assert!(!text.contains("libmsa_rocm.so: refused"), "{text}");
 }

@@ -192,6 +192,29 @@ fn names(report: &Report) -> Vec<&str> {
 }
 
 #[test]
+fn of_64_threads_that_load_one_folder_at_once_each_gets_the_same() {
+    const THREADS: usize = 64;
+    let folder = tempdir().unwrap();
+    install(folder.path(), "good");
+    let old = hostile(folder.path(), "old", &["MAJOR=0"]);
+    write_manifest(&old, &manifest_of(&old));
+    let start = std::sync::Barrier::new(THREADS);
+    let load = || {
+        start.wait();
+        let mut registry = registry();
+        let report = registry.load_dir(folder.path());
+        (report, decode_case::run(&registry.open("ref").unwrap()).unwrap())
+    };
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(load)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!((all[0].0.loaded.len(), all[0].0.refused.len()), (1, 1), "{}", all[0].0);
+    assert_eq!(all[0].0.refused[0].policy, Policy::SameMajor);
+    assert!(all.iter().all(|one| *one == all[0]));
+}
+
+#[test]
 fn a_folder_with_a_thousand_unrelated_files_costs_nothing() {
     let folder = tempdir().unwrap();
     for i in 0..1000 {

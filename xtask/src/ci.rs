@@ -73,8 +73,6 @@ const STEPS: &[Step] = &[
     Step { name: "cuda", work: Work::Call(cuda_step) },
     Step { name: "census", work: Work::Call(census_step) },
     Step { name: "test", work: Work::Test },
-    Step { name: "dist", work: Work::Call(dist_step) },
-    Step { name: "border", work: Work::Call(border::compare) },
     Step {
         name: "doc",
         work: Work::Cargo {
@@ -85,6 +83,8 @@ const STEPS: &[Step] = &[
     Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },
+    Step { name: "dist", work: Work::Call(dist_step) },
+    Step { name: "border", work: Work::Call(border::compare) },
     // Packaging reads the folders only: what it packs was compiled above, and the network is not touched.
     Step::cargo(
         "package",

@@ -57,6 +57,8 @@ struct Links {
     needed: Vec<String>,
     /// Versions that must be there, `GLIBC_2.34`.
     versions: Vec<String>,
+    /// Folders in which needed libraries are looked for first.
+    folders: Vec<String>,
 }
 
 impl Links {
@@ -79,6 +81,10 @@ impl Links {
         for entry in dynamic.iter().filter(|entry| entry.tag == elf::DT_NEEDED) {
             links.needed.push(text(dynamic.string(entry)?));
         }
+        let is_folder = |tag| tag == elf::DT_RPATH || tag == elf::DT_RUNPATH;
+        for entry in dynamic.iter().filter(|entry| is_folder(entry.tag)) {
+            links.folders.push(text(dynamic.string(entry)?));
+        }
         if let Some((libraries, link)) = sections.gnu_verneed(endian, bytes)? {
             let strings = sections.strings(endian, bytes, link)?;
             for library in libraries {
@@ -97,6 +103,11 @@ impl Links {
     fn check(&self, limit: Version) -> Result<(), String> {
         if let Some(other) = self.needed.iter().find(|name| !SYSTEM_LIBRARIES.contains(&name.as_str())) {
             return Err(format!("needs {other}, want only {}", SYSTEM_LIBRARIES.join(" ")));
+        }
+        if let Some(folder) = self.folders.first() {
+            return Err(format!(
+                "looks for libraries in {folder}, which is a folder of the machine that built it"
+            ));
         }
         let newest = self.versions.iter().filter_map(|name| glibc_version(name)).max();
         match newest.filter(|newest| *newest > limit) {
@@ -167,6 +178,17 @@ mod tests {
         let plugin = library(folder.path(), "plugin", source, &[named.to_str().expect("UTF-8")]);
         let message = check_plugin(&plugin).expect_err("refused");
         assert!(message.contains("libcudart.so.12, want only libc.so.6"), "{message}");
+    }
+
+    #[test]
+    fn a_library_that_names_a_folder_of_this_machine_is_refused() {
+        let folder = tempdir().expect("a temporary folder");
+        let source = "int msa_plugin_entry(void) { return 0; }\n";
+        for tags in ["-Wl,--enable-new-dtags,-rpath,here", "-Wl,--disable-new-dtags,-rpath,here"] {
+            let message =
+                check_plugin(&library(folder.path(), "found", source, &[tags])).expect_err("refused");
+            assert!(message.contains("looks for libraries in here, "), "{message}");
+        }
     }
 
     #[test]

@@ -52,8 +52,9 @@ fn describe_plugins(report: &Report) -> String {
 
 fn describe_loaded(loaded: &Loaded) -> String {
     let Loaded { name, version, build, arches, abi: (major, minor), op_revision, path } = loaded;
+    let other = if *op_revision == OP_REVISION { "" } else { " (refuses the operations of this program)" };
     format!(
-        "{name} {version}, build {build}, ABI {major}.{minor}, operation revision {op_revision}, for {}: {}",
+        "{name} {version}, build {build}, ABI {major}.{minor}, operation revision {op_revision}{other}, for {}: {}",
         arches.join(" "),
         path.display()
     )
@@ -116,7 +117,7 @@ mod tests {
             build: "abc+".to_owned(),
             arches: vec!["sm90a".to_owned(), "sm100a".to_owned()],
             abi: (1, 4),
-            op_revision: 7,
+            op_revision: OP_REVISION + 6,
         };
         let refusal = Refusal {
             path: PathBuf::from("/p/libmsa_x.so"),
@@ -126,7 +127,8 @@ mod tests {
         let report =
             Report { loaded: vec![loaded], refused: vec![refusal], searched: vec![PathBuf::from("/p")] };
         let want = "\nplugins, from MSA_PLUGIN_PATH and beside this program\n  searched /p\n  \
-                    loaded cuda 1.2.3, build abc+, ABI 1.4, operation revision 7, for sm90a sm100a: /p/libmsa_cuda.so\n  \
+                    loaded cuda 1.2.3, build abc+, ABI 1.4, operation revision 7 (refuses the operations of this program), \
+                    for sm90a sm100a: /p/libmsa_cuda.so\n  \
                     refused /p/libmsa_x.so: refused by ABI-15 (manifest agrees): no manifest\n";
         assert_eq!(describe_plugins(&report), want);
         let nothing = describe_plugins(&Report::default());
