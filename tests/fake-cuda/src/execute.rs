@@ -7,9 +7,11 @@
 #[allow(dead_code, reason = "not every field decides what the reference does")]
 #[path = "../../../msa-cuda/src/arguments.rs"]
 mod arguments;
+mod append;
 mod batch;
 mod decode;
 mod index;
+mod merge;
 mod select;
 
 use msa_core::args::Args;
@@ -52,6 +54,10 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
             reach.bytes_mut("status", a.status, 4 * u64::from(a.words))?.fill(0);
             Ok(())
         }
+        "append_once" | "append_per_step" => append::run(launch, &mut reach),
+        "clear_winners" | "find_winners" => Ok(()),
+        "merge" => merge::run(launch, &mut reach),
+        "select_merge" => merge::select(launch, &mut reach),
         symbol if symbol.starts_with("index_score_") => index::run(launch, &mut reach),
         symbol if symbol.starts_with("select_") => select::run(launch, &mut reach),
         "sparse_decode" => decode::run(launch, &mut reach),

@@ -40,6 +40,16 @@ fn lines() -> Vec<String> {
         "select(len=[5x9000,1x3],in=ties)",
         "select(len=[5x9000,4x3],in=nan,grouping=reduced,pad=2,init=1,local=2)",
         "select(hq=16,hkv=1,hi=1,k=64,len=[1x600000])",
+        "append(len=[3x300,1x65],kv=nvfp4,ik=fp8,q=e4m3)",
+        "append(hq=16,hkv=1,hi=1,len=[1100x1100],kv=fp8,ik=nvfp4)",
+        "merge(len=[3x300,1x65],states=5)",
+        "merge(len=[3x300],states=3,domain=sum_max,base=two,out=f32)",
+        "select_merge(len=[3x3000,1x65],world=4)",
+        "select_merge(len=[3x3000],world=3,grouping=reduced)",
+        "step(len=[1x300,3x129],iq=e4m3,ik=nvfp4,q=e4m3,kv=fp8)",
+        "step(len=[1x300,3x129],iq=e4m3,ik=nvfp4,q=e4m3,kv=nvfp4,precision=fast)",
+        "step(len=[1x300,3x129],ik=nvfp4,kv=nvfp4,pad=2)",
+        "step(len=[1x300,3x129],ik=bf16,kv=bf16,grouping=reduced)",
     ];
     lines.extend(more.map(str::to_owned));
     lines

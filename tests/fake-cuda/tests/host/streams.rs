@@ -49,7 +49,9 @@ fn b09_no_launch_has_an_empty_grid() {
             fake::take_log();
             work.run(0);
             let log = fake::take_log();
-            assert!(log.iter().any(|line| line.contains("kernel=clear_status")), "{line}: {log:?}");
+            // Without rows the status is cleared all the same.
+            assert!(log.iter().any(|line| line.contains("kernel=")), "{line}: {log:?}");
+            assert!(!line.contains("[]") || log.iter().any(|line| line.contains("kernel=clear_status")), "{line}");
         }
     });
 }
@@ -69,12 +71,12 @@ fn l04_inputs_that_a_stream_brings_late_are_the_ones_that_count() {
             fake::take_log();
             work.upload_i32s(stream, Role::KvLengths, &lengths);
             work.enqueue(stream).unwrap();
-            assert!(fake::pending() >= 3, "nothing has run yet");
+            assert!(fake::pending() >= 2, "nothing has run yet");
             engine::synchronize(stream);
             let log = fake::take_log();
             let launches = || log.iter().filter(|line| line.starts_with("cuLaunchKernelEx "));
             assert!(
-                launches().count() >= 2 && launches().all(|l| l.contains(&format!("stream={stream:#x} ")))
+                launches().count() >= 1 && launches().all(|l| l.contains(&format!("stream={stream:#x} ")))
             );
             work.check();
         }
@@ -142,7 +144,7 @@ fn threads_enqueue_one_prepared_run_on_streams_of_their_own() {
 }
 
 #[test]
-fn every_launch_but_the_first_may_overlap_the_one_before_it() {
+fn every_launch_may_overlap_the_one_before_it() {
     Driver::of("9.0").run(&test_name!(), || {
         let work = Work::new(&device(), DECODE);
         fake::take_log();
@@ -150,13 +152,10 @@ fn every_launch_but_the_first_may_overlap_the_one_before_it() {
         let log = fake::take_log();
         let launches: Vec<&String> =
             log.iter().filter(|line| line.starts_with("cuLaunchKernelEx ")).collect();
-        assert!(launches[0].contains("kernel=clear_status") && launches[1].contains("kernel=sparse_decode"));
-        assert!(launches.iter().skip(1).all(|line| line.contains("overlaps=true")), "{launches:?}");
+        assert!(launches[0].contains("kernel=sparse_decode"), "{launches:?}");
+        assert!(launches.iter().all(|line| line.contains("overlaps=true")), "{launches:?}");
         // The parameter is as long as the machine code says; the host's declaration asserts the same number.
-        assert!(
-            launches[0].contains("parameters=8 ") && launches[1].contains("parameters=416 "),
-            "{launches:?}"
-        );
+        assert!(launches[0].contains("parameters=416 "), "{launches:?}");
     });
 }
 

@@ -26,14 +26,14 @@ fn p06_every_layout_is_read_where_it_stands() {
             for kv in ["bf16", "fp8"] {
                 let line = format!("sparse_decode(len=[1x300,2x129],kv={kv},layout={layout})");
                 let work = Work::new(&device, &line);
-                assert_eq!(kernels_of(&work), ["clear_status", "sparse_decode"], "{line}");
+                assert_eq!(kernels_of(&work), ["sparse_decode"], "{line}");
                 work.status(0).unwrap();
                 work.check();
             }
         }
         let work = Work::new(&device, "index_score(len=[1x300,2x129],ik=fp8,layout=sglang_row)");
-        assert_eq!(kernels_of(&work)[0], "clear_status");
-        assert_eq!(kernels_of(&work).len(), 2);
+        let kernels = kernels_of(&work);
+        assert!(kernels.len() == 1 && kernels[0].starts_with("index_score_"), "{kernels:?}");
         work.status(0).unwrap();
         work.check();
     });
@@ -48,7 +48,7 @@ fn e09_one_head_takes_any_head_stride_without_a_copy() {
         cache.key.head_stride = 12_345;
         cache.value.head_stride = 0;
         work.placement.args.kv_cache = Some(cache);
-        assert_eq!(kernels_of(&work), ["clear_status", "sparse_decode"]);
+        assert_eq!(kernels_of(&work), ["sparse_decode"]);
         work.status(0).unwrap();
         work.check();
     });
