@@ -69,6 +69,33 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
+/// A kernel of sparse decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DecodeChoice {
+    /// Symbol.
+    pub(crate) symbol: &'static str,
+    /// Parts of a row that one block works on.
+    pub(crate) parts: u32,
+}
+
+/// The decode kernel for `items` (row, group) pairs in `splits` parts. Two parts a block as soon as blocks of one would
+/// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. A combination through the workspace is not
+/// made for pairs.
+pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice {
+    let pairs = (2..=MAX_CLUSTER).contains(&splits) && items * u64::from(splits) > u64::from(units);
+    if pairs {
+        DecodeChoice { symbol: "sparse_decode_pair", parts: 2 }
+    } else {
+        DecodeChoice { symbol: "sparse_decode", parts: 1 }
+    }
+}
+
+/// Shared memory through which the blocks of a cluster exchange `parts` parts each: 16 heads of 128 f32, m and l. A block
+/// on its own does without.
+pub(crate) const fn exchange_bytes(parts: u32) -> u32 {
+    parts * 16 * (128 * 4 + 8)
+}
+
 /// Parts of the slots: `[requests][splits]` of (first slot, one past the last), and `splits`, a power of two if a cluster
 /// can hold them.
 pub(crate) fn split_table(plan: &Plan) -> (Vec<[u32; 2]>, u32) {
@@ -94,6 +121,16 @@ mod tests {
         assert_eq!(index_choice(1, 4, 1024).symbol, "index_score_n1");
         assert_eq!(index_choice(8, 4, 64).pairs, 32);
         assert_eq!(index_choice(1, 1, 1 << 20).pages, 4);
+    }
+
+    #[test]
+    fn parts_are_paired_where_blocks_outnumber_units() {
+        let symbol = |items, splits| decode_choice(items, splits, 132).symbol;
+        assert_eq!(symbol(4, 16), "sparse_decode");
+        assert_eq!(symbol(32, 4), "sparse_decode");
+        assert_eq!(symbol(32, 8), "sparse_decode_pair");
+        assert_eq!(symbol(512, 1), "sparse_decode");
+        assert_eq!(symbol(512, 32), "sparse_decode");
     }
 
     #[test]
