@@ -1,6 +1,13 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both, sparse decode.
+//! `bench [quick] [index] [sparse] [step] [append] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
+//! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
+//! own; with `append` that alone.
+
+#[path = "bench/append.rs"]
+mod append;
+#[path = "bench/step.rs"]
+mod step;
 
 use cudarc::driver::sys;
 use msa_core::args::{Args, Role};
@@ -9,7 +16,7 @@ use msa_core::cache::{CacheFormat, IndexCache, head_slot};
 use msa_core::error::{Error, Result};
 use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
-use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select};
+use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select, Step};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
@@ -30,6 +37,24 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let bench = Bench::new(&*device)?;
+    let named = |what: &str| std::env::args().any(|a| a == what);
+    if named("step") {
+        steps(&bench)?;
+    }
+    if named("append") {
+        append::run(&bench)?;
+    }
+    let rest = !(named("step") || named("append") || named("index") || named("sparse"));
+    if named("index") || rest {
+        index_rows(&bench, named("quick"))?;
+    }
+    if named("sparse") || rest {
+        sparse_rows(&bench)?;
+    }
+    Ok(())
+}
+
+fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),
@@ -39,7 +64,9 @@ fn run() -> Result<()> {
         ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4, ScorePrecision::Faithful),
         ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
     ] {
-        let quick = std::env::args().any(|a| a == "quick");
+        if !chosen(name) {
+            continue;
+        }
         for (context, rows) in [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)] {
             if quick && (context != 131_072 || rows > 1) {
                 continue;
@@ -53,6 +80,10 @@ fn run() -> Result<()> {
             println!("{line}");
         }
     }
+    Ok(())
+}
+
+fn sparse_rows(bench: &Bench<'_>) -> Result<()> {
     for (name, query, cache) in [
         ("fp8", DType::E4m3, CacheFormat::E4m3),
         ("nvfp4", DType::E4m3, CacheFormat::Nvfp4),
@@ -60,11 +91,45 @@ fn run() -> Result<()> {
         ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4),
         ("bf16", DType::Bf16, CacheFormat::Bf16),
     ] {
+        if !chosen(name) {
+            continue;
+        }
         for splits in [None, Some(1), Some(2), Some(4), Some(8), Some(16)] {
             let op = Attention { query, cache, ..Attention::default() };
             let mut line = format!("sparse {name:13} splits {splits:?}:");
             for requests in REQUESTS {
                 line += &format!("  {:7.1}", bench.decode(&op, requests, splits)?);
+            }
+            println!("{line}");
+        }
+    }
+    Ok(())
+}
+
+/// Whether the formats `name` are to be timed: all, or those of `only=`.
+fn chosen(name: &str) -> bool {
+    std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
+}
+
+/// Whole steps: NVFP4 and fp8 caches, index keys in NVFP4.
+fn steps(bench: &Bench<'_>) -> Result<()> {
+    for (name, query, cache, precision) in [
+        ("nvfp4 faithful", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Faithful),
+        ("nvfp4 fast", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Fast),
+        ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
+        ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
+    ] {
+        if !chosen(name) {
+            continue;
+        }
+        for context in [32_768, 131_072] {
+            let mut line = format!("step {name:15} {:4}K:", context / 1024);
+            for requests in REQUESTS {
+                let index = IndexScore { query, keys: cache, precision, ..IndexScore::default() };
+                let attention = Attention { query, cache, ..Attention::default() };
+                let op = Step { index, attention, ..Step::default() };
+                let (whole, stages) = bench.step(&op, requests, context)?;
+                line += &format!("  {whole:7.1} (stages {stages:7.1})");
             }
             println!("{line}");
         }

@@ -42,10 +42,11 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   // The plan's tables are never written.
   const uint2 part = p.parts[request_id * p.splits + split], bound = ((const uint2*)p.batch.bounds)[request_id];
-  wait_for_predecessor();
 
-  // Offsets, ids and queries are loaded together, as if every request before this one had all its rows; in a ragged batch ids
-  // and queries are loaded again.
+  // The kernel before this one in a run writes nothing but the ids. Offsets, ids and queries are loaded together, as if every
+  // request before this one had all its rows; in a ragged batch ids and queries are loaded again.
+  const bool begins = p.batch.own_status != 0;
+  if (begins) begin(p.batch);
   auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
   auto first_ids = [&](int row) { return w == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
   auto words = [&](int row, int h) -> uint4 {  // eight channels from 32q + 8w
@@ -56,19 +57,25 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     return make_uint4(x.x, x.y, 0, 0);
   };
   const int guess = min(sequence, (int)p.batch.rows - 1);
-  int first = first_ids(guess);
+  int first = begins ? first_ids(guess) : -1;
   uint4 low = words(guess, r), high = words(guess, r + 8);
-  const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor), value_factor = scale_or_one(p.value_factor);
+  const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
   const Request request = load_request(p.batch, request_id, bound, list_group == 0 && i_row == 0 && rank == 0 && tid == 0);
-  if (i_row >= request.rows) {
+  const bool idle = i_row >= request.rows;
+  int row = idle ? guess : request.first_row + i_row;
+  if (row != guess) low = words(row, r), high = words(row, r + 8);
+  if (!begins) begin(p.batch);
+  if (idle) {
     release_successor();
     return;  // the whole cluster
   }
   if (in_cluster) cluster_arrive_begun();
-  const int row = request.first_row + i_row;
-  if (row != guess) first = first_ids(row), low = words(row, r), high = words(row, r + 8);
-  const int visible = visible_tokens(p.batch, request, i_row), own = visible > 0 ? (visible - 1) / BLOCK : -1;
-  if (w == 0) load_slots<C>(p, request, request_id, list_of(row), first, own, part, kv_head, s_slots, lane, warp == 0 && rank == 0);
+  if (row != guess || !begins) first = first_ids(row);
+  if (w == 0) {
+    const int visible = visible_tokens(p.batch, request, i_row);
+    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_slots, lane, warp == 0 && rank == 0);
+    if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row);
+  }
   if constexpr (PARTS == 1) __syncthreads();
   else named_barrier(1 + my_part, 32 * WARPS);
   const int count = (int)load_shared_32(s_slots + Slots<C>::COUNT);
@@ -127,22 +134,19 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #pragma unroll
     for (int x = 0; x < 4; x++) s[x][0] = s[x][1] = s[x][2] = s[x][3] = 0.f;
     auto token = [&](int x) { return 4 * (r >> 1) + (r & 1) + 2 * (x & 1) + (B::STAGES == 2 ? 0 : 16 * (x >> 1)); };
-    auto load = [&](int x, int piece) {
-      return load_shared_128(s_keys + place(B::STAGES == 2 ? x >> 1 : 0) + Place<C>::key(token(x), r, q, piece));
-    };
-    [[maybe_unused]] uint4 codes[4];
-    if constexpr (C == Cache::NVFP4)
-#pragma unroll
-      for (int x = 0; x < 4; x++) codes[x] = load(x, 0);
+    auto at = [&](int x, int piece) { return s_keys + place(B::STAGES == 2 ? x >> 1 : 0) + Place<C>::key(token(x), r, q, piece); };
 #pragma unroll
     for (int half = 0; half < 2; half++) {  // 16 channels of a thread: one scale group
       [[maybe_unused]] uint4 fp8[4];
+      [[maybe_unused]] uint2 codes[4];
       [[maybe_unused]] KeyCodes table[4];
 #pragma unroll
       for (int x = 0; x < 4; x++) {
-        if constexpr (C == Cache::FP8) fp8[x] = load(x, half);
-        if constexpr (C == Cache::NVFP4)
+        if constexpr (C == Cache::FP8) fp8[x] = load_shared_128(at(x, half));
+        if constexpr (C == Cache::NVFP4) {
+          codes[x] = load_shared_64(at(x, 0) + 8 * half);
           table[x].load(s_key_table, load_shared_8(s_keys + place(0) + B::TOKENS * B::ROW + token(x) * B::SCALE + 2 * q + half));
+        }
       }
 #pragma unroll
       for (int j = 0; j < 2; j++) {  // eight channels: two steps
@@ -150,12 +154,12 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #pragma unroll
         for (int x = 0; x < 4; x++) {
           if constexpr (C == Cache::BF16) {
-            pairs[x] = load(x, 2 * half + j);
+            pairs[x] = load_shared_128(at(x, 2 * half + j));
           } else if constexpr (C == Cache::FP8) {
             const uint2 a = widen<S>(j ? fp8[x].z : fp8[x].x), b = widen<S>(j ? fp8[x].w : fp8[x].y);
             pairs[x] = make_uint4(a.x, a.y, b.x, b.y);
           } else {
-            pairs[x] = table[x].pairs(half ? (j ? codes[x].w : codes[x].z) : (j ? codes[x].y : codes[x].x), p.one);
+            pairs[x] = table[x].pairs(j ? codes[x].y : codes[x].x, p.one);
           }
         }
         const int step = 4 * half + 2 * j;
@@ -283,7 +287,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       for (int h = 0; h < B::STAGES; h++)
         copy(i + (h + RING) / B::STAGES, (h + RING) % B::STAGES, keys, (keys ? s_keys : s_values) + place(h));
     };
-    const int shown = visible - (int)load_shared_32(s_slots + Slots<C>::BLOCKS + i * 4) * BLOCK - 32 * w;  // tokens of the share
+    const int shown = (int)load_shared_32(s_slots + Slots<C>::VISIBLE + i * 4) - 32 * w;  // tokens of the share that are seen
     copies_wait<PENDING>();
     __syncwarp();
     scores();
@@ -307,10 +311,17 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     values(pa);
     __syncwarp();
     refill(false);
-    turn += B::STAGES;
-    if (turn >= RING) turn -= RING;
+    if constexpr (RING == 2 * B::STAGES) {
+      turn ^= B::STAGES;
+    } else if constexpr (RING != B::STAGES) {
+      turn += B::STAGES;
+      if (turn >= RING) turn -= RING;
+    }
   }
   release_successor();
+
+  const float value_factor = scale_or_one(p.value_factor);
+  row = (int)load_shared_32(s_slots + Slots<C>::ROW);  // not kept in a register
 
   // ---- warp states to shared memory (each warp over its own ring), combined in warp order
 #pragma unroll
@@ -408,7 +419,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 
 }  // namespace msa
 
-// Registers for more blocks an SM are there on sm_90a only.
+// Registers for that many blocks an SM are there on sm_90a only.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define MSA_BLOCKS(n) ((n) > 1 ? (n)-1 : 1)
 #else
@@ -425,6 +436,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
 
 MSA_KERNEL(sparse_decode, 1, MSA_RING)
+MSA_KERNEL(sparse_decode_few, 1, MSA_RING_FEW)
 MSA_KERNEL(sparse_decode_pair, 2, MSA_RING_PAIR)
 
 extern "C" __global__ __launch_bounds__(128) void combine_parts(const __grid_constant__ msa::DecodeArguments p) { msa::combine_parts(p); }

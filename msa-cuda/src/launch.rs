@@ -1,5 +1,6 @@
 //! From a plan to grids: pure functions of the plan and of the kernel's limits. No result depends on them.
 
+use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
 use msa_core::plan::Plan;
@@ -21,15 +22,23 @@ pub(crate) struct IndexChoice {
     pub(crate) pages: u32,
 }
 
-/// Blocks in all below which four warps share a page, so that more warps have work. Measured on an H200 at one request,
-/// driver 580.159: 256 blocks 4.2 us shared against 6.0, from 1024 blocks on not shared is as fast.
-const QUAD_BLOCKS: u64 = 768;
+/// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
+/// request, shared and not: 256 blocks of fp8 keys 4.9 us and 6; 1,024 blocks with the selection after them, fp8 13.6 and 13.3,
+/// NVFP4 12.6 and 13.8 (a page takes a warp longer).
+const fn shared_blocks(keys: CacheFormat) -> u64 {
+    match keys {
+        CacheFormat::Nvfp4 => 1100,
+        _ => 768,
+    }
+}
 
 /// The index kernel for at most `rows` rows of a request.
-pub(crate) fn index_choice(rows: u32, heads: u32, blocks: u64) -> IndexChoice {
+pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64) -> IndexChoice {
     let pairs = u64::from(rows) * u64::from(heads);
     match pairs {
-        0..=8 if blocks <= QUAD_BLOCKS => IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 },
+        0..=8 if blocks <= shared_blocks(keys) => {
+            IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 }
+        }
         0..=8 => IndexChoice { symbol: "index_score_n1", pairs: 8, pages: 4 },
         9..=16 => IndexChoice { symbol: "index_score_n2", pairs: 16, pages: 4 },
         _ => IndexChoice { symbol: "index_score_n4", pairs: 32, pages: 4 },
@@ -79,14 +88,14 @@ pub(crate) struct DecodeChoice {
 }
 
 /// The decode kernel for `items` (row, group) pairs in `splits` parts. Two parts a block as soon as blocks of one would
-/// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. A combination through the workspace is not
-/// made for pairs.
+/// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. Where an SM has one block, the kernel with
+/// more registers and a deeper ring. A combination through the workspace is not made for pairs.
 pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice {
-    let pairs = (2..=MAX_CLUSTER).contains(&splits) && items * u64::from(splits) > u64::from(units);
-    if pairs {
-        DecodeChoice { symbol: "sparse_decode_pair", parts: 2 }
-    } else {
-        DecodeChoice { symbol: "sparse_decode", parts: 1 }
+    let crowded = items * u64::from(splits) > u64::from(units);
+    match splits {
+        2..=MAX_CLUSTER if crowded => DecodeChoice { symbol: "sparse_decode_pair", parts: 2 },
+        _ if crowded => DecodeChoice { symbol: "sparse_decode", parts: 1 },
+        _ => DecodeChoice { symbol: "sparse_decode_few", parts: 1 },
     }
 }
 
@@ -95,6 +104,47 @@ pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice
 pub(crate) const fn exchange_bytes(parts: u32) -> u32 {
     parts * 16 * (128 * 4 + 8)
 }
+
+/// One warp for each of `per_row` items of every row that the bounds allow, four to a block.
+pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
+    let blocks = (lengths.rows() * u64::from(per_row)).div_ceil(4).max(1);
+    let x = u32::try_from(blocks).ok().filter(|&x| x <= i32::MAX as u32);
+    let x = x.ok_or_else(|| Error::invalid("lengths", "at most 2^31 blocks of threads", blocks))?;
+    Ok(Grid { x, y: 1, cluster: 1 })
+}
+
+/// Heads that a block of `append` takes in one pass: 256 threads, eight a head.
+const APPEND_HEADS: u64 = 32;
+
+/// Most passes of a block of `append`.
+const APPEND_PASSES: u64 = 8;
+
+/// Passes of every block of `append` over `heads` (row, head) pairs: one until the machine has been filled several times.
+pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
+    let waves = heads.div_ceil(APPEND_HEADS) / u64::from((units * kernel.blocks).max(1));
+    (waves / 4).clamp(1, APPEND_PASSES) as u32
+}
+
+/// Blocks of `append` for `heads` (row, head) pairs of one tensor.
+pub(crate) fn append_blocks(heads: u64, passes: u32) -> u64 {
+    heads.div_ceil(APPEND_HEADS * u64::from(passes))
+}
+
+/// Rows of a launch of `append`: what the table of `table_bytes` finds the last rows of, so that no count of heads leaves
+/// 32 bits.
+pub(crate) fn append_rows(table_bytes: u64, most_heads: u32) -> u64 {
+    let entries = table_bytes / WINNER_BYTES;
+    let rows = if entries == 0 { 0 } else { (1 << entries.ilog2()) / 2 };
+    rows.min((1 << 30) / u64::from(most_heads.max(1)))
+}
+
+/// Entries of the table for `rows` rows, at most half of which are taken: a power of two.
+pub(crate) fn winner_entries(rows: u64) -> u64 {
+    (2 * rows).next_power_of_two()
+}
+
+/// Bytes of an entry.
+pub(crate) const WINNER_BYTES: u64 = 16;
 
 /// Parts of the slots: `[requests][splits]` of (first slot, one past the last), and `splits`, a power of two if a cluster
 /// can hold them.
@@ -117,17 +167,38 @@ mod tests {
 
     #[test]
     fn few_pages_are_shared_by_four_warps() {
-        assert_eq!(index_choice(1, 4, 256).symbol, "index_score_n1_quad");
-        assert_eq!(index_choice(1, 4, 1024).symbol, "index_score_n1");
-        assert_eq!(index_choice(8, 4, 64).pairs, 32);
-        assert_eq!(index_choice(1, 1, 1 << 20).pages, 4);
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 256).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1");
+        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
+        assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
+    }
+
+    #[test]
+    fn append_takes_one_pass_until_the_machine_is_full() {
+        let kernel = Kernel { symbol: "append_once", threads: 256, shared: 0, blocks: 4 };
+        let passes = |rows: u64| append_passes(77 * rows, 132, &kernel);
+        assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
+        assert_eq!((append_blocks(33, 1), append_blocks(256, 8), append_blocks(257, 8)), (2, 1, 2));
+    }
+
+    #[test]
+    fn append_launches_hold_the_rows_that_the_table_can_tell_apart() {
+        assert_eq!(append_rows(64 * 1000, 64), 1024);
+        assert_eq!(append_rows(64, 64), 2);
+        assert_eq!(append_rows(0, 64), 0);
+        assert_eq!(append_rows(u64::MAX, 64), 1 << 24);
+        for rows in [1, 2, 3, 1000, 1025] {
+            assert!(winner_entries(rows) * WINNER_BYTES <= 64 * rows && winner_entries(rows) >= 2 * rows);
+            assert!(append_rows(winner_entries(rows) * WINNER_BYTES, 1) >= rows);
+        }
     }
 
     #[test]
     fn parts_are_paired_where_blocks_outnumber_units() {
         let symbol = |items, splits| decode_choice(items, splits, 132).symbol;
-        assert_eq!(symbol(4, 16), "sparse_decode");
-        assert_eq!(symbol(32, 4), "sparse_decode");
+        assert_eq!(symbol(4, 16), "sparse_decode_few");
+        assert_eq!(symbol(32, 4), "sparse_decode_few");
         assert_eq!(symbol(32, 8), "sparse_decode_pair");
         assert_eq!(symbol(512, 1), "sparse_decode");
         assert_eq!(symbol(512, 32), "sparse_decode");

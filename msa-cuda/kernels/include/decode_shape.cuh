@@ -57,11 +57,12 @@ struct Place {
   }
 };
 
-// The readable slots of a part, packed in slot order: addresses of keys and values, of their scales, block ids, their number.
+// The readable slots of a part, packed in slot order: addresses of keys and values, of their scales, tokens that are seen from
+// the block's first one on; the number of slots and the row.
 template <Cache C>
 struct Slots {
-  static constexpr int SCALES = MAX_SLOTS * 16, BLOCKS = SCALES + (C == Cache::NVFP4 ? MAX_SLOTS * 16 : 0),
-                       COUNT = BLOCKS + MAX_SLOTS * 4, BYTES = COUNT + 16;
+  static constexpr int SCALES = MAX_SLOTS * 16, VISIBLE = SCALES + (C == Cache::NVFP4 ? MAX_SLOTS * 16 : 0),
+                       COUNT = VISIBLE + MAX_SLOTS * 4, ROW = COUNT + 4, BYTES = COUNT + 16;
 };
 
 // Shared memory of a block that works on PARTS parts of a row. S: type of the first product.

@@ -18,10 +18,11 @@ MSA_DEVICE bool stands_twice(int id, int before, bool first, int lane) {
 }
 
 // Writes the slots of a part that can be read to shared memory. A block that stands in the list a second time is left out.
-// One warp; `first`: the ids of the first 32 slots, a lane each.
+// One warp; `visible`: tokens that the row sees; `first`: the ids of the first 32 slots, a lane each.
 template <Cache C>
-MSA_DEVICE void load_slots(const DecodeArguments& p, const Request& request, int request_id, const int32_t* ids, int first, int own,
+MSA_DEVICE void load_slots(const DecodeArguments& p, const Request& request, int request_id, const int32_t* ids, int first, int visible,
                            uint2 part, int kv_head, uint32_t s_slots, int lane, bool report) {
+  const int own = visible > 0 ? (visible - 1) / BLOCK : -1;
   int count = 0, before = -1;
   for (uint32_t base = 0; base < p.k; base += 32) {
     const uint32_t slot = base + lane;
@@ -44,7 +45,7 @@ MSA_DEVICE void load_slots(const DecodeArguments& p, const Request& request, int
       };
       store(s_slots + at * 16, address(p.key), address(p.value));
       if constexpr (C == Cache::NVFP4) store(s_slots + Slots<C>::SCALES + at * 16, address(p.key_scale), address(p.value_scale));
-      store_shared_32(s_slots + Slots<C>::BLOCKS + at * 4, id);
+      store_shared_32(s_slots + Slots<C>::VISIBLE + at * 4, visible - id * BLOCK);
     }
     count += __popc(valid);
   }

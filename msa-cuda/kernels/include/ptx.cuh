@@ -95,7 +95,8 @@ MSA_DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PEN
 MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- programmatic dependent launch ----
-// Every kernel waits before its first access to memory that an earlier kernel may write, and lets its successor start early.
+// Every kernel waits before its first access to memory that the kernel before it may write, and lets its successor start early, but
+// only after that wait: so a kernel that is not the first of a run may read at once what was there before its predecessor began.
 MSA_DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 MSA_DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
@@ -135,6 +136,11 @@ MSA_DEVICE uint32_t to_bf16x2(float high, float low) {
   asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
+MSA_DEVICE uint32_t to_e4m3x2(float high, float low) {
+  uint16_t r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+}
 MSA_DEVICE float f16_low_to_float(uint32_t v) {
   float r;
   asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,l;}" : "=f"(r) : "r"(v));
@@ -152,6 +158,19 @@ MSA_DEVICE uint32_t f16x2_to_bf16x2(uint32_t v) { return to_bf16x2(f16_high_to_f
 MSA_DEVICE float exp2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+// 1/x by the multi-function unit: one MUFU.RCP, subnormals flushed.
+MSA_DEVICE float reciprocal_approx(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
+  return r;
+}
+// The lesser of two pairs of unsigned 16-bit numbers.
+MSA_DEVICE uint32_t min_u16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("min.u16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
 
