@@ -69,8 +69,8 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
-/// Heads that a block of `append` takes in one pass: 256 threads, eight a head.
-const APPEND_HEADS: u64 = 32;
+/// Heads that a block of `append` takes in one pass: 128 threads, eight a head.
+const APPEND_HEADS: u64 = 16;
 
 /// Most passes of a block of `append`.
 const APPEND_PASSES: u64 = 8;
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn append_takes_one_pass_until_the_machine_is_full() {
-        let kernel = Kernel { symbol: "append_once", threads: 256, shared: 0, blocks: 4 };
+        let kernel = Kernel { symbol: "append_once", threads: 128, shared: 0, blocks: 8 };
         let passes = |rows: u64| append_passes(77 * rows, 132, &kernel);
         assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
     }

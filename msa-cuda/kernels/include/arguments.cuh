@@ -122,7 +122,7 @@ struct AppendArguments {
   uint32_t* status;
   uint32_t passes;       // heads that a lane takes, one after the other
   uint32_t half;         // rotated pairs
-  uint32_t half_is_32;   // and the tables can be read two at a time
+  uint32_t half_is_32;   // and the tables can be read two at a time, and have one stride
   float epsilon;
   uint32_t reciprocal, pad;
 };

@@ -14,8 +14,8 @@ use crate::arguments::{AppendArguments, AppendTensor, RowArguments, View};
 use crate::context::{Context, Function, Grid};
 use crate::launch;
 
-/// Rows up to which writers search the slots behind their own; more rows have a table. Beyond this the searches read more
-/// than the table's two launches cost.
+/// Rows up to which writers search the slots behind their own, in shared memory (`SEARCHED_ROWS` of slots.cuh); more rows
+/// have a table.
 const SEARCHED_ROWS: u64 = 1024;
 
 /// A prepared `append`.
@@ -137,7 +137,8 @@ impl AppendStage {
         };
         if half > 0 {
             let (cosines, sines) = (run.tensor(Role::RopeCos)?, run.tensor(Role::RopeSin)?);
-            let pairs = [cosines, sines].iter().all(|t| (t.address | t.stride(0)).is_multiple_of(8));
+            let pairs = [cosines, sines].iter().all(|t| (t.address | t.stride(0)).is_multiple_of(8))
+                && cosines.stride(0) == sines.stride(0);
             arguments.half_is_32 = (half == 32 && pairs).into();
             arguments.rows.positions = run.tensor(Role::Positions)?.address;
             arguments.rows.positions_end = cosines.extent(0).min(sines.extent(0)).min(1 << 31) as u32;
