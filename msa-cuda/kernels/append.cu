@@ -58,11 +58,13 @@ struct Appender {
   MSA_DEVICE static int lane() { return threadIdx.x % LANES_PER_HEAD; }
   MSA_DEVICE float* scratch() const { return shared.scratch + threadIdx.x / LANES_PER_HEAD * CHANNELS; }
 
-  MSA_DEVICE void run(uint32_t block) const {
+  // `block` of the tensor's within the group that starts at a row.
+  MSA_DEVICE void run(uint32_t group_row, uint32_t block) const {
     const uint2 turn = divide_count(block, tensor.period);
     const uint2 pair = divide_count(turn.y * HEADS_PER_PASS + threadIdx.x / LANES_PER_HEAD, tensor.heads);
-    const uint32_t head = pair.y;
-    uint32_t row = p.rows.row_begin + turn.x * p.passes * tensor.row_step + pair.x;
+    const uint32_t first_row = group_row + turn.x * p.passes * tensor.row_step, head = pair.y;
+    if (first_row >= p.rows.row_end) return;
+    uint32_t row = first_row + pair.x;
     const uint8_t* source = tensor.source + min(row, p.rows.row_end - 1) * tensor.source_row + head * tensor.source_head + 4 * lane();
     uint8_t* output = (uint8_t*)tensor.output.address + head * tensor.output.head_stride;
     if (!CACHE) output += row * tensor.output.page_stride;
@@ -200,13 +202,14 @@ struct Appender {
 template <bool PER_STEP>
 MSA_DEVICE void append_block(const AppendArguments& p) {
   __shared__ Shared shared;
+  const uint32_t group = __umulhi(blockIdx.x, p.group_magic) >> p.group_shift, block = blockIdx.x - group * p.group_blocks;
   int kind = 0;
 #pragma unroll
-  for (int k = 1; k < 5; k++) kind += blockIdx.x >= p.tensors[k].first_block;
+  for (int k = 1; k < 5; k++) kind += block >= p.tensors[k].first_block;
   const AppendTensor& tensor = p.tensors[kind];
-  const uint32_t block = blockIdx.x - tensor.first_block;
-  if (tensor.is_cache) Appender<PER_STEP, true>{p, tensor, shared}.run(block);
-  else Appender<PER_STEP, false>{p, tensor, shared}.run(block);
+  const uint32_t group_row = p.rows.row_begin + group * p.passes * HEADS_PER_PASS;
+  if (tensor.is_cache) Appender<PER_STEP, true>{p, tensor, shared}.run(group_row, block - tensor.first_block);
+  else Appender<PER_STEP, false>{p, tensor, shared}.run(group_row, block - tensor.first_block);
 }
 
 }  // namespace msa

@@ -178,12 +178,14 @@ pub(crate) struct AppendArguments {
     pub(crate) cosine_row: u64,
     pub(crate) sine_row: u64,
     pub(crate) status: u64,
+    pub(crate) group_blocks: u32,
+    pub(crate) group_magic: u32,
+    pub(crate) group_shift: u32,
     pub(crate) passes: u32,
     pub(crate) half: u32,
     pub(crate) half_is_32: u32,
     pub(crate) epsilon: f32,
     pub(crate) reciprocal: u32,
-    pub(crate) pad: u32,
 }
 
 /// f16x2 1.0, opaque to the compiler of the kernels.
@@ -197,5 +199,5 @@ const _: () = {
     assert!(size_of::<SelectArguments>() == 176);
     assert!(size_of::<DecodeArguments>() == 416);
     assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 48);
-    assert!(size_of::<AppendArguments>() == 952);
+    assert!(size_of::<AppendArguments>() == 960);
 };

@@ -81,26 +81,34 @@ pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
     (waves / 4).clamp(1, APPEND_PASSES) as u32
 }
 
-/// How the blocks of `append` share the heads of one tensor.
+/// Blocks of `append` that take one head each of a group of `16 * passes` rows, and the reciprocal of their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AppendShare {
-    /// Blocks.
-    pub(crate) blocks: u64,
-    /// Blocks after which head 0 is first again.
-    pub(crate) period: u32,
-    /// Rows that so many blocks take in a pass: a lane keeps its head.
-    pub(crate) row_step: u32,
+pub(crate) struct AppendGroups {
+    /// Groups.
+    pub(crate) count: u64,
+    /// `n / heads` is `n * magic >> 32 >> shift` for n below 2^31.
+    pub(crate) magic: u32,
+    /// See there.
+    pub(crate) shift: u32,
 }
 
-/// The share of a tensor of `heads` heads, of `rows` rows.
-pub(crate) fn append_share(rows: u64, heads: u32, passes: u32) -> AppendShare {
+/// Groups of `rows` rows of `heads` heads in all, at least 1.
+pub(crate) fn append_groups(rows: u64, heads: u32, passes: u32) -> AppendGroups {
+    // 2^(31 + bits) / heads rounded up, with 2^bits at least heads: 32 bits that are exact for 31-bit numbers.
+    let bits = heads.next_power_of_two().trailing_zeros().max(1);
+    let magic = (1_u64 << (31 + bits)).div_ceil(heads.max(2).into());
+    AppendGroups { count: rows.div_ceil(APPEND_HEADS * u64::from(passes)), magic: magic as u32, shift: bits - 1 }
+}
+
+/// Within a group, blocks of a tensor of `heads` heads after which head 0 is first again, and the rows that so many blocks
+/// take in a pass: a lane keeps its head.
+pub(crate) fn append_turn(heads: u32) -> (u32, u32) {
     if heads == 0 {
-        return AppendShare { blocks: 0, period: 1, row_step: 1 };
+        return (1, 1);
     }
     // The greatest power of two in both.
     let common = 1 << heads.trailing_zeros().min(APPEND_HEADS.trailing_zeros());
-    let (period, row_step) = (heads / common, APPEND_HEADS as u32 / common);
-    AppendShare { blocks: rows.div_ceil(u64::from(passes * row_step)) * u64::from(period), period, row_step }
+    (heads / common, APPEND_HEADS as u32 / common)
 }
 
 /// Rows of a launch of `append`: what the table of `table_bytes` finds the last rows of, so that no count of heads leaves
@@ -153,26 +161,36 @@ mod tests {
         assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
     }
 
+    /// Walks the blocks of a tensor as append.cu does.
     #[test]
     fn blocks_of_append_cover_every_head_of_every_row_once() {
-        for (rows, heads, passes) in
-            [(1, 64, 1), (128, 4, 1), (33, 1, 2), (100, 6, 3), (65, 24, 2), (7, 5, 1), (9, 0, 1)]
-        {
-            let share = append_share(rows, heads, passes);
+        for (rows, heads, passes) in [(1, 64, 1), (128, 4, 1), (33, 1, 2), (100, 6, 3), (65, 24, 2), (7, 5, 1)] {
+            let ((period, row_step), groups) = (append_turn(heads), append_groups(rows, heads, passes));
             let mut seen = vec![0; (rows * u64::from(heads)) as usize];
-            for block in 0..share.blocks {
-                for lane in 0..APPEND_HEADS {
-                    let pair = block % u64::from(share.period) * APPEND_HEADS + lane;
-                    let first = block / u64::from(share.period) * u64::from(passes * share.row_step);
-                    for pass in 0..u64::from(passes) {
-                        let row = first + pair / u64::from(heads) + pass * u64::from(share.row_step);
+            for block in 0..groups.count as u32 * heads {
+                for lane in 0..APPEND_HEADS as u32 {
+                    let (group, unit) = (block / heads, block % heads);
+                    let pair = unit % period * APPEND_HEADS as u32 + lane;
+                    let first = group * passes * APPEND_HEADS as u32 + unit / period * passes * row_step;
+                    for pass in 0..passes {
+                        let row = u64::from(first + pair / heads + pass * row_step);
                         if row < rows {
-                            seen[(row * u64::from(heads) + pair % u64::from(heads)) as usize] += 1;
+                            seen[(row * u64::from(heads) + u64::from(pair % heads)) as usize] += 1;
                         }
                     }
                 }
             }
-            assert!(seen.iter().all(|&times| times == 1), "{rows} {heads} {passes}: {share:?}");
+            assert!(seen.iter().all(|&times| times == 1), "{rows} {heads} {passes}");
+        }
+    }
+
+    #[test]
+    fn blocks_are_divided_by_heads_exactly() {
+        for heads in (2..300).chain([1 << 20, (1 << 20) + 1]) {
+            let AppendGroups { magic, shift, .. } = append_groups(1, heads, 1);
+            for n in (0..40_u32).map(|i| i * 53_687_091).chain([heads - 1, heads, 7 * heads - 1, 7 * heads, (1 << 31) - 1]) {
+                assert_eq!((u64::from(n) * u64::from(magic) >> 32 >> shift) as u32, n / heads, "{n} / {heads}");
+            }
         }
     }
 

@@ -91,7 +91,7 @@ struct AppendTensor {
   uint64_t pages;         // a cache's
   int64_t null_page;      // -1 if there is none
   uint32_t heads, format, is_cache, rotates, scale_is_quad;
-  uint32_t first_block;   // blocks of threads from here to the next tensor's
+  uint32_t first_block;   // of a group of rows; as many blocks of threads as heads
   uint32_t period;        // blocks after which head 0 is first again, and the rows that they take in a pass
   uint32_t row_step;
   uint64_t source_step, output_step;  // bytes of so many rows
@@ -120,15 +120,16 @@ struct AppendArguments {
   const float* sines;
   uint64_t cosine_row, sine_row;  // elements
   uint32_t* status;
+  uint32_t group_blocks, group_magic, group_shift;  // blocks of a group of 16 * passes rows; n / blocks = n * magic >> 32 >> shift
   uint32_t passes;       // heads that a lane takes, one after the other
   uint32_t half;         // rotated pairs
   uint32_t half_is_32;   // and the tables can be read two at a time, and have one stride
   float epsilon;
-  uint32_t reciprocal, pad;
+  uint32_t reciprocal;
 };
 
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
-static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 48 && sizeof(AppendArguments) == 952 && sizeof(Winner) == 16,
+static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 48 && sizeof(AppendArguments) == 960 && sizeof(Winner) == 16,
               "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 

@@ -103,18 +103,19 @@ impl AppendStage {
     /// As for [`Self::enqueue`].
     unsafe fn launch(&self, run: &Run<'_>, arguments: &mut AppendArguments) -> Result<()> {
         let rows = u64::from(arguments.rows.row_end - arguments.rows.row_begin);
-        let heads: u64 = arguments.tensors.iter().map(|tensor| u64::from(tensor.heads)).sum();
-        arguments.passes = launch::append_passes(rows * heads, self.units, &self.append.kernel);
-        let mut blocks = 0;
+        let heads: u32 = arguments.tensors.iter().map(|tensor| tensor.heads).sum();
+        arguments.passes = launch::append_passes(rows * u64::from(heads), self.units, &self.append.kernel);
+        let groups = launch::append_groups(rows, heads, arguments.passes);
+        (arguments.group_blocks, arguments.group_magic, arguments.group_shift) = (heads, groups.magic, groups.shift);
+        let mut first_block = 0;
         for tensor in &mut arguments.tensors {
-            let share = launch::append_share(rows, tensor.heads, arguments.passes);
-            tensor.first_block = narrow(blocks, "rows")?;
-            (tensor.period, tensor.row_step) = (share.period, share.row_step);
-            tensor.source_step = tensor.source_row.wrapping_mul(share.row_step.into());
-            tensor.output_step = tensor.output.page_stride.wrapping_mul(share.row_step.into());
-            blocks += share.blocks;
+            tensor.first_block = first_block;
+            first_block += tensor.heads;
+            (tensor.period, tensor.row_step) = launch::append_turn(tensor.heads);
+            tensor.source_step = tensor.source_row.wrapping_mul(tensor.row_step.into());
+            tensor.output_step = tensor.output.page_stride.wrapping_mul(tensor.row_step.into());
         }
-        let grid = Grid { x: narrow(blocks, "rows")?, y: 1, cluster: 1 };
+        let grid = Grid { x: narrow(groups.count * u64::from(heads), "rows")?, y: 1, cluster: 1 };
         // SAFETY: the layout is the kernel's; the caller answers for the addresses.
         unsafe { self.append.launch(run.stream, grid, arguments) }
     }
