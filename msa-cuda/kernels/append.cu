@@ -7,6 +7,7 @@
 #include "include/norm_rope.cuh"
 #include "include/nvfp4.cuh"
 #include "include/slots.cuh"
+#include "include/status.cuh"
 
 namespace msa {
 
@@ -54,6 +55,7 @@ struct Appender {
   const AppendArguments& p;
   const AppendTensor& tensor;
   Shared& shared;
+  uint32_t end;  // rows from here on are padding; loads need not wait for it
 
   MSA_DEVICE static int lane() { return threadIdx.x % LANES_PER_HEAD; }
   MSA_DEVICE float* scratch() const { return shared.scratch + threadIdx.x / LANES_PER_HEAD * CHANNELS; }
@@ -73,12 +75,12 @@ struct Appender {
     prepare();
 #pragma unroll 1
     for (uint32_t pass = 0; pass < p.passes; pass++) {
-      const bool inside = row < p.rows.row_end;
+      const bool inside = row < min(p.rows.row_end, end);
       const bool fits = loaded.position < p.rows.positions_end;
-      if (inside && !fits && lane() == 0) atomicOr(p.status, STATUS_POSITION);
+      if (inside && !fits && lane() == 0) raise(p.status, p.own_status, STATUS_POSITION);
       const int64_t slot = loaded.slot;
       bool live = inside && fits;
-      if constexpr (CACHE) live = is_stored(row, slot, fits);
+      if constexpr (CACHE) live = is_stored(row, slot, inside, fits);
       const bool any = __any_sync(FULL_WARP, live);
       Head values;
       unpack(loaded.pairs, values);
@@ -110,12 +112,12 @@ struct Appender {
   }
 
   // True if a row has a place in the tensor's cache and no later row takes it.
-  MSA_DEVICE bool is_stored(uint32_t row, int64_t slot, bool fits) const {
+  MSA_DEVICE bool is_stored(uint32_t row, int64_t slot, bool inside, bool fits) const {
     const uint64_t page = (uint64_t)slot / BLOCK;
-    const bool outside = slot != -1 && (slot < 0 || page >= tensor.pages);
-    if (outside) atomicOr(p.status, STATUS_SLOT);
-    const bool placed = slot >= 0 && !outside && (int64_t)page != tensor.null_page && fits;
-    if (!p.rows.winners) return !searched(p.rows, shared.slots, row, slot, placed) && placed;
+    const bool outside = inside && slot != -1 && (slot < 0 || page >= tensor.pages);
+    if (outside) raise(p.status, p.own_status, STATUS_SLOT);
+    const bool placed = inside && slot >= 0 && !outside && (int64_t)page != tensor.null_page && fits;
+    if (!p.rows.winners) return !searched(p.rows, shared.slots, end, row, slot, placed) && placed;
     return placed && !looked_up(p.rows, row, slot);
   }
 
@@ -195,21 +197,23 @@ struct Appender {
     if (!live) return;
     ((uint2*)target.data)[lane()] = group.codes;
     target.scales[lane() * (tensor.scale_is_quad ? 4 : 1)] = (uint8_t)group.scale;
-    if (group.nan) atomicOr(p.status, STATUS_NAN);
+    if (group.nan) raise(p.status, p.own_status, STATUS_NAN);
   }
 };
 
 template <bool PER_STEP>
 MSA_DEVICE void append_block(const AppendArguments& p) {
   __shared__ Shared shared;
+  if (p.own_status) clear_own_status(p.status, p.own_status);
+  const uint32_t end = live_rows(p.rows);
   const uint32_t group = __umulhi(blockIdx.x, p.group_magic) >> p.group_shift, block = blockIdx.x - group * p.group_blocks;
   int kind = 0;
 #pragma unroll
   for (int k = 1; k < 5; k++) kind += block >= p.tensors[k].first_block;
   const AppendTensor& tensor = p.tensors[kind];
   const uint32_t group_row = p.rows.row_begin + group * p.passes * HEADS_PER_PASS;
-  if (tensor.is_cache) Appender<PER_STEP, true>{p, tensor, shared}.run(group_row, block - tensor.first_block);
-  else Appender<PER_STEP, false>{p, tensor, shared}.run(group_row, block - tensor.first_block);
+  if (tensor.is_cache) Appender<PER_STEP, true>{p, tensor, shared, end}.run(group_row, block - tensor.first_block);
+  else Appender<PER_STEP, false>{p, tensor, shared, end}.run(group_row, block - tensor.first_block);
 }
 
 }  // namespace msa

@@ -1,5 +1,6 @@
 //! From a plan to grids: pure functions of the plan and of the kernel's limits. No result depends on them.
 
+use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
 use msa_core::plan::Plan;
@@ -21,15 +22,23 @@ pub(crate) struct IndexChoice {
     pub(crate) pages: u32,
 }
 
-/// Blocks in all below which four warps share a page, so that more warps have work. Measured on an H200 at one request,
-/// driver 580.159: 256 blocks 4.2 us shared against 6.0, from 1024 blocks on not shared is as fast.
-const QUAD_BLOCKS: u64 = 768;
+/// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
+/// request, shared and not: 256 blocks of fp8 keys 4.9 us and 6; 1,024 blocks with the selection after them, fp8 13.6 and 13.3,
+/// NVFP4 12.6 and 13.8 (a page takes a warp longer).
+const fn shared_blocks(keys: CacheFormat) -> u64 {
+    match keys {
+        CacheFormat::Nvfp4 => 1100,
+        _ => 768,
+    }
+}
 
 /// The index kernel for at most `rows` rows of a request.
-pub(crate) fn index_choice(rows: u32, heads: u32, blocks: u64) -> IndexChoice {
+pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64) -> IndexChoice {
     let pairs = u64::from(rows) * u64::from(heads);
     match pairs {
-        0..=8 if blocks <= QUAD_BLOCKS => IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 },
+        0..=8 if blocks <= shared_blocks(keys) => {
+            IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 }
+        }
         0..=8 => IndexChoice { symbol: "index_score_n1", pairs: 8, pages: 4 },
         9..=16 => IndexChoice { symbol: "index_score_n2", pairs: 16, pages: 4 },
         _ => IndexChoice { symbol: "index_score_n4", pairs: 32, pages: 4 },
@@ -69,6 +78,14 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
+/// One warp for each of `per_row` items of every row that the bounds allow, four to a block.
+pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
+    let blocks = (lengths.rows() * u64::from(per_row)).div_ceil(4).max(1);
+    let x = u32::try_from(blocks).ok().filter(|&x| x <= i32::MAX as u32);
+    let x = x.ok_or_else(|| Error::invalid("lengths", "at most 2^31 blocks of threads", blocks))?;
+    Ok(Grid { x, y: 1, cluster: 1 })
+}
+
 /// Heads that a block of `append` takes in one pass: 128 threads, eight a head.
 const APPEND_HEADS: u64 = 16;
 
@@ -81,23 +98,37 @@ pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
     (waves / 4).clamp(1, APPEND_PASSES) as u32
 }
 
-/// Blocks of `append` that take one head each of a group of `16 * passes` rows, and the reciprocal of their number.
+/// How the blocks of `append` share its work: each group of `16 * passes` rows takes as many blocks, a range of them for each
+/// tensor, so that tensors run side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AppendGroups {
-    /// Groups.
-    pub(crate) count: u64,
-    /// `n / heads` is `n * magic >> 32 >> shift` for n below 2^31.
+pub(crate) struct AppendGrid {
+    /// Blocks in all.
+    pub(crate) blocks: u64,
+    /// Blocks of a group.
+    pub(crate) group_blocks: u32,
+    /// The first block of each tensor in a group.
+    pub(crate) first_blocks: [u32; 5],
+    /// `n / group_blocks` is `n * magic >> 32 >> shift` for n below 2^31.
     pub(crate) magic: u32,
     /// See there.
     pub(crate) shift: u32,
 }
 
-/// Groups of `rows` rows of `heads` heads in all, at least 1.
-pub(crate) fn append_groups(rows: u64, heads: u32, passes: u32) -> AppendGroups {
-    // 2^(31 + bits) / heads rounded up, with 2^bits at least heads: 32 bits that are exact for 31-bit numbers.
-    let bits = heads.next_power_of_two().trailing_zeros().max(1);
-    let magic = (1_u64 << (31 + bits)).div_ceil(heads.max(2).into());
-    AppendGroups { count: rows.div_ceil(APPEND_HEADS * u64::from(passes)), magic: magic as u32, shift: bits - 1 }
+/// The grid for `rows` rows of five tensors of so many heads. Fewer rows than a block has heads need fewer blocks.
+pub(crate) fn append_grid(rows: u64, heads: [u32; 5], passes: u32) -> AppendGrid {
+    let in_pass = rows.next_power_of_two().min(APPEND_HEADS) as u32;
+    let mut first_blocks = [0; 5];
+    let mut group_blocks = 0;
+    for (first, heads) in first_blocks.iter_mut().zip(heads) {
+        *first = group_blocks;
+        let (period, row_step) = append_turn(heads);
+        group_blocks += if heads == 0 { 0 } else { in_pass.div_ceil(row_step) * period };
+    }
+    // 2^(31 + bits) / blocks rounded up, with 2^bits at least blocks: 32 bits that are exact for 31-bit numbers.
+    let bits = group_blocks.next_power_of_two().trailing_zeros().max(1);
+    let magic = (1_u64 << (31 + bits)).div_ceil(group_blocks.max(2).into()) as u32;
+    let blocks = rows.div_ceil(APPEND_HEADS * u64::from(passes)) * u64::from(group_blocks);
+    AppendGrid { blocks, group_blocks, first_blocks, magic, shift: bits - 1 }
 }
 
 /// Within a group, blocks of a tensor of `heads` heads after which head 0 is first again, and the rows that so many blocks
@@ -148,10 +179,11 @@ mod tests {
 
     #[test]
     fn few_pages_are_shared_by_four_warps() {
-        assert_eq!(index_choice(1, 4, 256).symbol, "index_score_n1_quad");
-        assert_eq!(index_choice(1, 4, 1024).symbol, "index_score_n1");
-        assert_eq!(index_choice(8, 4, 64).pairs, 32);
-        assert_eq!(index_choice(1, 1, 1 << 20).pages, 4);
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 256).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1");
+        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
+        assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
     }
 
     #[test]
@@ -161,35 +193,51 @@ mod tests {
         assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
     }
 
-    /// Walks the blocks of a tensor as append.cu does.
+    /// Walks the blocks as append.cu does.
     #[test]
     fn blocks_of_append_cover_every_head_of_every_row_once() {
-        for (rows, heads, passes) in [(1, 64, 1), (128, 4, 1), (33, 1, 2), (100, 6, 3), (65, 24, 2), (7, 5, 1)] {
-            let ((period, row_step), groups) = (append_turn(heads), append_groups(rows, heads, passes));
-            let mut seen = vec![0; (rows * u64::from(heads)) as usize];
-            for block in 0..groups.count as u32 * heads {
-                for lane in 0..APPEND_HEADS as u32 {
-                    let (group, unit) = (block / heads, block % heads);
-                    let pair = unit % period * APPEND_HEADS as u32 + lane;
-                    let first = group * passes * APPEND_HEADS as u32 + unit / period * passes * row_step;
-                    for pass in 0..passes {
-                        let row = u64::from(first + pair / heads + pass * row_step);
-                        if row < rows {
-                            seen[(row * u64::from(heads) + u64::from(pair % heads)) as usize] += 1;
-                        }
+        let (m3, odd, small) = ([4, 4, 1, 4, 64], [3, 3, 1, 6, 24], [1, 1, 1, 0, 5]);
+        for (rows, heads, passes) in
+            [(1, m3, 1), (5, m3, 1), (128, m3, 1), (100, m3, 3), (65, odd, 2), (7, small, 1), (40, small, 1)]
+        {
+            let grid = append_grid(rows, heads, passes);
+            let mut seen = [(); 5].map(|()| std::collections::HashMap::new());
+            for number in 0..grid.blocks as u32 {
+                let (group, block) = (number / grid.group_blocks, number % grid.group_blocks);
+                let kind = (1..5).filter(|&k| block >= grid.first_blocks[k]).count();
+                let (heads, (period, row_step)) = (heads[kind], append_turn(heads[kind]));
+                let unit = block - grid.first_blocks[kind];
+                let first = group * passes * APPEND_HEADS as u32 + unit / period * passes * row_step;
+                for pair in (0..APPEND_HEADS as u32).map(|lane| unit % period * APPEND_HEADS as u32 + lane) {
+                    for row in (0..passes).map(|pass| u64::from(first + pair / heads + pass * row_step)) {
+                        *seen[kind].entry((row, pair % heads)).or_insert(0) += u32::from(row < rows);
                     }
                 }
             }
-            assert!(seen.iter().all(|&times| times == 1), "{rows} {heads} {passes}");
+            for (seen, heads) in seen.iter().zip(heads) {
+                let times = seen.values().filter(|&&times| times > 0);
+                assert_eq!(times.clone().count() as u64, rows * u64::from(heads), "{rows} {heads} {passes}");
+                assert!(times.into_iter().all(|&times| times == 1), "{rows} {heads} {passes}");
+            }
         }
     }
 
     #[test]
-    fn blocks_are_divided_by_heads_exactly() {
-        for heads in (2..300).chain([1 << 20, (1 << 20) + 1]) {
-            let AppendGroups { magic, shift, .. } = append_groups(1, heads, 1);
-            for n in (0..40_u32).map(|i| i * 53_687_091).chain([heads - 1, heads, 7 * heads - 1, 7 * heads, (1 << 31) - 1]) {
-                assert_eq!((u64::from(n) * u64::from(magic) >> 32 >> shift) as u32, n / heads, "{n} / {heads}");
+    fn few_rows_take_few_blocks() {
+        let blocks = |rows| append_grid(rows, [4, 4, 1, 4, 64], 1).blocks;
+        assert_eq!([1, 2, 8, 16, 17, 128].map(blocks), [8, 12, 39, 77, 154, 616]);
+        assert!((1..300).all(|rows| blocks(rows) <= blocks(rows + 1)));
+    }
+
+    #[test]
+    fn blocks_are_divided_by_those_of_a_group_exactly() {
+        for heads in (2..300).chain([1 << 20, (1 << 20) + 16]) {
+            let AppendGrid { group_blocks, magic, shift, .. } = append_grid(16, [heads, 0, 1, 0, 0], 1);
+            let near =
+                [group_blocks - 1, group_blocks, 7 * group_blocks - 1, 7 * group_blocks, (1 << 31) - 1];
+            for n in (0..40_u32).map(|i| i * 53_687_091).chain(near) {
+                let quotient = (u64::from(n) * u64::from(magic)) >> 32 >> shift;
+                assert_eq!(quotient as u32, n / group_blocks, "{n} / {group_blocks}");
             }
         }
     }

@@ -1,5 +1,9 @@
 //! The list of variants, best first within an op, for every architecture.
 
+mod step;
+
+pub(crate) use step::{stage_ops, stage_variant};
+
 use msa_core::cache::CacheFormat;
 use msa_core::device::Arch;
 use msa_core::geometry::Grouping;
@@ -39,6 +43,12 @@ macro_rules! shared {
     ($list:ident, $arch:ident, $text:literal, $family:literal, [$($first:expr),*]) => {
         const $list: &[Variant] = &[
             $($first,)*
+            variant(concat!("step.q8.", $text, ".f16"), OpKind::Step, Arch::$arch,
+                concat!($family, "_decode_faithful"), &step::needs!($arch, $family, "faithful")),
+            variant(concat!("step.q16.", $text, ".mixed"), OpKind::Step, Arch::$arch,
+                concat!($family, "_decode_mixed"), &step::needs!($arch, $family, "mixed")),
+            variant(concat!("step.q16k16.", $text, ".bf16"), OpKind::Step, Arch::$arch,
+                concat!($family, "_decode_bf16"), &step::needs!($arch, $family, "bf16")),
             variant(concat!("append.any.", $text, ".row"), OpKind::Append, Arch::$arch, "f32",
                 &[DIMS, APPEND_QUERIES, APPEND_CACHES]),
             variant(concat!("index_score.q8k4.", $text, ".f16"), OpKind::IndexScore, Arch::$arch,
@@ -62,6 +72,8 @@ macro_rules! shared {
                 concat!($family, "_decode_mixed"), &[DIMS, GROUP, FOLD, PARTIAL, QUERY, K8]),
             variant(concat!("sparse_decode.q16k16.", $text, ".bf16"), OpKind::SparseDecode, Arch::$arch,
                 concat!($family, "_decode_bf16"), &[DIMS, GROUP, FOLD, PARTIAL, QUERY, K16]),
+            variant(concat!("merge.f32.", $text, ".warp"), OpKind::Merge, Arch::$arch, "f32", &[VECTORS]),
+            variant(concat!("select_merge.u64.", $text, ".warp"), OpKind::SelectMerge, Arch::$arch, "f32", &[]),
         ];
     };
 }
@@ -85,6 +97,13 @@ shared!(
             Arch::Sm90a,
             "hopper_decode_fast",
             &[FAST, DIMS, INDEX_FOLD, INDEX_Q8, INDEX_K8]
+        ),
+        variant(
+            "step.q8.sm90a.wgmma",
+            OpKind::Step,
+            Arch::Sm90a,
+            "hopper_decode_fast",
+            &step::needs!(Sm90a, "hopper", "fast")
         )
     ]
 );
@@ -206,6 +225,11 @@ const K16: Need =
 const E4M3_VALUES: Need = Need {
     what: "NVFP4 dequantised to e4m3",
     holds: |op| attention(op).is_some_and(|op| op.dequantise == Dequantise::E4m3),
+};
+
+const VECTORS: Need = Need {
+    what: "heads of a multiple of 8 channels (vectors of 16 bytes)",
+    holds: |op| op.geometry().head_dim.is_multiple_of(8),
 };
 
 /// Groups of query heads that share a list and a KV head.

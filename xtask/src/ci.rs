@@ -2,6 +2,7 @@
 
 mod toolchain;
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -30,6 +31,8 @@ type Function = fn(&Path) -> Result<Outcome, String>;
 enum Work {
     /// `cargo` with these arguments and, where given, one more environment variable.
     Cargo { arguments: &'static [&'static str], variable: Option<(&'static str, &'static str)> },
+    /// The tests, with the CUDA images embedded that were built before.
+    Test,
     /// A function of this program.
     Call(Function),
 }
@@ -54,14 +57,9 @@ const STEPS: &[Step] = &[
     Step::cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     Step::cargo("build", &["build", "--workspace"]),
     Step { name: "rocm", work: Work::Call(rocm_step) },
-    Step {
-        name: "test",
-        // Kernels were just built: a test that misses them must not pass.
-        work: Work::Cargo {
-            arguments: &["test", "--workspace"],
-            variable: Some(("MSA_REQUIRE_KERNELS", "1")),
-        },
-    },
+    Step { name: "cuda", work: Work::Call(cuda_step) },
+    Step { name: "census", work: Work::Call(census_step) },
+    Step { name: "test", work: Work::Test },
     Step {
         name: "doc",
         work: Work::Cargo {
@@ -92,6 +90,8 @@ const STEPS: &[Step] = &[
     ),
 ];
 
+const TEST: [&str; 2] = ["test", "--workspace"];
+
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
 impl Step {
@@ -101,7 +101,11 @@ impl Step {
 
     fn run(&self, root: &Path) -> Result<Outcome, String> {
         match &self.work {
-            Work::Cargo { arguments, variable } => cargo(root, arguments, *variable),
+            Work::Cargo { arguments, variable } => {
+                let variable = variable.map(|(name, value)| (name, value.into()));
+                cargo(root, arguments, variable.as_slice())
+            }
+            Work::Test => cargo(root, &TEST, &test_variables(root)),
             Work::Call(function) => function(root),
         }
     }
@@ -112,6 +116,7 @@ impl Step {
                 let variable = variable.map_or(String::new(), |(name, value)| format!("{name}={value:?} "));
                 format!("{}: {variable}cargo {}", self.name, arguments.join(" "))
             }
+            Work::Test => format!("{}: cargo {}", self.name, TEST.join(" ")),
             Work::Call(_) => self.name.to_owned(),
         }
     }
@@ -163,14 +168,10 @@ fn end_of(row: &Row) -> String {
 }
 
 /// Run cargo with its output on ours: the closing lines of the test runner must reach whoever counts them.
-fn cargo(
-    root: &Path,
-    arguments: &[&str],
-    variable: Option<(&'static str, &'static str)>,
-) -> Result<Outcome, String> {
+fn cargo(root: &Path, arguments: &[&str], variables: &[(&str, OsString)]) -> Result<Outcome, String> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
-    command.current_dir(root).args(arguments).envs(variable);
+    command.current_dir(root).args(arguments).envs(variables.iter().cloned());
     let status = command.status().map_err(|error| format!("cargo does not start: {error}"))?;
     match status.success() {
         true => Ok(Outcome::Passed),
@@ -184,6 +185,22 @@ fn rocm_step(root: &Path) -> Result<Outcome, String> {
     crate::rocm::build_mutants(root).map(|()| Outcome::Passed)
 }
 
+/// Every image of every architecture; only what changed is compiled.
+fn cuda_step(root: &Path) -> Result<Outcome, String> {
+    crate::cuda::build_kernels(root).map(|()| Outcome::Passed)
+}
+
+/// What the compiler made of the kernels is what was committed, without spills, QMUL4 where it should be.
+fn census_step(root: &Path) -> Result<Outcome, String> {
+    crate::cuda::check_census(root, false).map(|()| Outcome::Passed)
+}
+
+/// Kernels were just built: a test that misses them must not pass.
+fn test_variables(root: &Path) -> [(&'static str, OsString); 2] {
+    let images = crate::cuda::output_folder(root).into_os_string();
+    [("MSA_REQUIRE_KERNELS", "1".into()), ("MSA_CUDA_KERNELS", images)]
+}
+
 fn tidy_step(root: &Path) -> Result<Outcome, String> {
     tidy::run(root).map(|()| Outcome::Passed)
 }
@@ -195,7 +212,7 @@ fn codegen_step(root: &Path) -> Result<Outcome, String> {
 /// Type-check for 64-bit Arm hosts where that target's standard library is installed; nothing is downloaded.
 fn check_aarch64(root: &Path) -> Result<Outcome, String> {
     if toolchain::has_standard_library(root, AARCH64)? {
-        return cargo(root, &["check", "--workspace", "--target", AARCH64], None);
+        return cargo(root, &["check", "--workspace", "--target", AARCH64], &[]);
     }
     let reason = format!("the standard library of {AARCH64} is not installed");
     println!("skipped: {reason}");
@@ -249,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_cargo_failure_is_an_error_with_the_command() {
-        let message = cargo(Path::new("."), &["no-such-subcommand"], None).expect_err("cargo refuses it");
+        let message = cargo(Path::new("."), &["no-such-subcommand"], &[]).expect_err("cargo refuses it");
         assert!(message.contains("cargo no-such-subcommand"), "{message}");
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn set_up(root: &Path) -> Result<(), String> {
 ///
 /// # Errors
 /// What is missing, or the compiler's output.
-pub(crate) fn plugin(root: &Path) -> Result<(), String> {
+pub(crate) fn build_kernels(root: &Path) -> Result<(), String> {
     let compiler = Toolchain::find_or_install(root)?;
     let images = images::read(root)?;
     let report = build::build(root, &compiler, &images)?;

@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         Command::Toolchain { vendor: Vendor::Ref } => Ok(()),
         Command::Plugin { vendor: Vendor::Ref, .. } => artifact::build_reference(&root),
         Command::Dist => artifact::dist(&root),
-        Command::Plugin { vendor: Vendor::Cuda, .. } => cuda::plugin(&root),
+        Command::Plugin { vendor: Vendor::Cuda, .. } => cuda::build_kernels(&root),
         Command::Plugin { vendor: Vendor::Rocm, accept, mutants } => {
             let built = rocm::build_plugin(&root, accept);
             if mutants { built.and_then(|()| rocm::build_mutants(&root)) } else { built }

@@ -6,12 +6,13 @@ use msa_core::cache::{CacheFormat, IndexCache};
 use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
 use msa_core::op::{Append, Norm, Op, Quantiser, Rope, Rounding};
+use msa_core::plan::STATUS_BYTES;
 use msa_core::tensor::DType;
 
 use super::{Case, Input, Layout, Random};
 
 /// What a case of `append` has beside a case of another op.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Extras {
     /// Pages and null page of the index cache; those of the KV cache are the case's.
     pub(crate) index_pages: u64,
@@ -56,7 +57,7 @@ impl Case {
         case.bounds = Lengths::upto(1, (rows + random.below(4)) as u32, 4096).unwrap_or_default();
         if random.chance(40) {
             // Windows of a third of the rows.
-            case.options.workspace_cap = Some(256 + 64 * (rows / 3 + 3).next_multiple_of(4));
+            case.options.workspace_cap = Some(STATUS_BYTES + 64 * (rows / 3 + 3).next_multiple_of(4));
         }
         case.pages = 2 + rows / 100 + random.below(4);
         case.null_page = random.chance(20).then(|| random.below(case.pages) as u32);
@@ -75,7 +76,7 @@ impl Case {
         case
     }
 
-    fn add_sources(&mut self, random: &mut Random, op: &Append, rows: u64) {
+    pub(crate) fn add_sources(&mut self, random: &mut Random, op: &Append, rows: u64) {
         let g = op.geometry;
         let (without_query, without_index_query) = (random.chance(10), random.chance(10));
         self.extras.magnitude =
@@ -119,7 +120,7 @@ impl Case {
     }
 
     /// Heads of 128 channels in bf16.
-    fn source_values(&self, random: &mut Random, heads: u64) -> Vec<u8> {
+    pub(crate) fn source_values(&self, random: &mut Random, heads: u64) -> Vec<u8> {
         let nan = self.special == "nan";
         let mut bytes = Vec::with_capacity(256 * heads as usize);
         for _ in 0..heads {
@@ -211,6 +212,11 @@ impl Case {
         if self.layout == Layout::Interleaved && op.kv == CacheFormat::Nvfp4 {
             self.layout = Layout::HeadSlot;
         }
+        self.size_caches(op);
+    }
+
+    /// A pool for the layout.
+    pub(crate) fn size_caches(&mut self, op: &Append) {
         let stride = self.kv_cache(4096).map_or(0, |cache| cache.key.page_stride);
         let index =
             IndexCache::planar(&op.geometry, op.index, 1, 4096).map_or(0, |cache| cache.key.page_stride);

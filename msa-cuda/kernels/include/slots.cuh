@@ -11,12 +11,17 @@ MSA_DEVICE bool position_fits(const RowArguments& p, uint32_t row) {
   return !p.positions || (uint32_t)p.positions[row] < p.positions_end;
 }
 
+// Rows that are not padding.
+MSA_DEVICE uint32_t live_rows(const RowArguments& p) {
+  return p.last_offset ? (uint32_t)max(0, min(*p.last_offset, (int)p.rows)) : p.rows;
+}
+
 // Rows whose slots a block of threads keeps in shared memory; more have a table. As in stages/append.rs.
 constexpr uint32_t SEARCHED_ROWS = 1024;
 
-// True if a later row with a position that fits has the slot. The whole warp looks for its four rows at once; `slots` are those
-// of all rows.
-MSA_DEVICE bool searched(const RowArguments& p, const int64_t* slots, uint32_t row, int64_t slot, bool wanted) {
+// True if a later row, before `end`, with a position that fits has the slot. The whole warp looks for its four rows at once;
+// `slots` are those of all rows.
+MSA_DEVICE bool searched(const RowArguments& p, const int64_t* slots, uint32_t end, uint32_t row, int64_t slot, bool wanted) {
   const int lane = threadIdx.x & 31;
   uint32_t rows[HEADS_PER_WARP], found = 0;
   int64_t own[HEADS_PER_WARP];
@@ -25,8 +30,8 @@ MSA_DEVICE bool searched(const RowArguments& p, const int64_t* slots, uint32_t r
     rows[g] = __shfl_sync(FULL_WARP, row, g * LANES_PER_HEAD);
     own[g] = __shfl_sync(FULL_WARP, wanted ? slot : -1, g * LANES_PER_HEAD);
   }
-  const uint32_t first = __reduce_min_sync(FULL_WARP, wanted ? row + 1 : p.rows);
-  for (uint32_t other = first + lane; other < p.rows; other += 32) {
+  const uint32_t first = __reduce_min_sync(FULL_WARP, wanted ? row + 1 : end);
+  for (uint32_t other = first + lane; other < end; other += 32) {
     const int64_t theirs = slots[other];
     uint32_t same = 0;
 #pragma unroll
@@ -57,7 +62,7 @@ MSA_DEVICE void clear_table(const RowArguments& p) {
 
 // Enters the rows of a launch; the rows behind them (`later`) only take over slots that are there.
 MSA_DEVICE void enter_rows(const RowArguments& p) {
-  const uint32_t begin = p.later ? p.row_end : p.row_begin, end = p.later ? p.rows : p.row_end;
+  const uint32_t begin = p.later ? p.row_end : p.row_begin, end = min(p.later ? p.rows : p.row_end, live_rows(p));
   const uint32_t step = gridDim.x * blockDim.x;
   for (uint64_t row = (uint64_t)begin + blockIdx.x * blockDim.x + threadIdx.x; row < end; row += step) {
     const int64_t slot = p.slots[row];

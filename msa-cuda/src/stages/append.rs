@@ -25,6 +25,7 @@ pub(crate) struct AppendStage {
     find: Function,
     table: Option<WorkspaceRegion>,
     units: u32,
+    most_blocks: u32,
     op: Append,
 }
 
@@ -41,8 +42,14 @@ impl AppendStage {
             find: context.function(&image, "find_winners")?,
             table: plan.region("slot_winners").cloned(),
             units: plan.traits.units,
+            most_blocks: most_blocks(op, plan.lengths()?.rows()),
             op: op.clone(),
         })
+    }
+
+    /// The most blocks of its first kernel; more than can be counted if that only fills a table.
+    pub(crate) fn grid(&self) -> Grid {
+        Grid { x: self.most_blocks, y: 1, cluster: 1 }
     }
 
     /// # Safety
@@ -103,34 +110,37 @@ impl AppendStage {
     /// As for [`Self::enqueue`].
     unsafe fn launch(&self, run: &Run<'_>, arguments: &mut AppendArguments) -> Result<()> {
         let rows = u64::from(arguments.rows.row_end - arguments.rows.row_begin);
-        let heads: u32 = arguments.tensors.iter().map(|tensor| tensor.heads).sum();
-        arguments.passes = launch::append_passes(rows * u64::from(heads), self.units, &self.append.kernel);
-        let groups = launch::append_groups(rows, heads, arguments.passes);
-        (arguments.group_blocks, arguments.group_magic, arguments.group_shift) = (heads, groups.magic, groups.shift);
-        let mut first_block = 0;
-        for tensor in &mut arguments.tensors {
+        let heads = arguments.tensors.map(|tensor| tensor.heads);
+        let pairs = rows * heads.iter().map(|&heads| u64::from(heads)).sum::<u64>();
+        arguments.passes = launch::append_passes(pairs, self.units, &self.append.kernel);
+        let grid = launch::append_grid(rows, heads, arguments.passes);
+        (arguments.group_blocks, arguments.group_magic, arguments.group_shift) =
+            (grid.group_blocks, grid.magic, grid.shift);
+        for (tensor, first_block) in arguments.tensors.iter_mut().zip(grid.first_blocks) {
             tensor.first_block = first_block;
-            first_block += tensor.heads;
             (tensor.period, tensor.row_step) = launch::append_turn(tensor.heads);
             tensor.source_step = tensor.source_row.wrapping_mul(tensor.row_step.into());
             tensor.output_step = tensor.output.page_stride.wrapping_mul(tensor.row_step.into());
         }
-        let grid = Grid { x: narrow(groups.count * u64::from(heads), "rows")?, y: 1, cluster: 1 };
+        let grid = Grid { x: narrow(grid.blocks, "rows")?, y: 1, cluster: 1 };
         // SAFETY: the layout is the kernel's; the caller answers for the addresses.
         unsafe { self.append.launch(run.stream, grid, arguments) }
     }
 
-    fn arguments(&self, run: &Run<'_>) -> Result<AppendArguments> {
+    /// The kernel's parameter but for the division of rows, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<AppendArguments> {
         let half = self.op.rope.rotary_dim / 2;
         let mut arguments = AppendArguments {
             tensors: self.tensors(run)?,
             rows: RowArguments {
                 slots: run.tensor(Role::Slots)?.address,
                 rows: narrow(run.extents.rows, "rows")?,
+                last_offset: last_offset(run)?,
                 positions_end: 1,
                 ..RowArguments::default()
             },
             status: run.workspace.address,
+            own_status: run.own_status,
             half,
             epsilon: self.op.norm.epsilon,
             reciprocal: (self.op.quantiser == Quantiser::Reciprocal).into(),
@@ -281,6 +291,25 @@ impl Cached {
             null_page,
         }
     }
+}
+
+/// Blocks for at most `rows` rows.
+fn most_blocks(op: &Append, rows: u64) -> u32 {
+    if rows > SEARCHED_ROWS {
+        return u32::MAX;
+    }
+    let g = &op.geometry;
+    let heads = [g.kv_heads, g.kv_heads, 1, g.index_heads, g.query_heads];
+    u32::try_from(launch::append_grid(rows, heads, 1).blocks).unwrap_or(u32::MAX)
+}
+
+/// Where the number of rows that are not padding stands; 0 for an append on its own, whose rows are all its own.
+fn last_offset(run: &Run<'_>) -> Result<u64> {
+    if !run.is_step {
+        return Ok(0);
+    }
+    let offsets = run.tensor(Role::QueryOffsets)?;
+    Ok(offsets.address + run.extents.requests * offsets.stride(0))
 }
 
 #[cfg(test)]

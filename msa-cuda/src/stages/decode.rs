@@ -11,7 +11,7 @@ use msa_core::tensor::DType;
 
 use super::index::check_token_strides;
 use super::{BatchPlan, Run, image};
-use crate::arguments::{DecodeArguments, ONE};
+use crate::arguments::{DecodeArguments, ONE, output_type};
 use crate::context::{Context, Function, Grid};
 use crate::launch;
 use crate::variants::groups;
@@ -61,6 +61,11 @@ impl DecodeStage {
         })
     }
 
+    /// The grid of its first kernel.
+    pub(crate) fn grid(&self) -> Grid {
+        self.grid
+    }
+
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
@@ -74,7 +79,8 @@ impl DecodeStage {
         }
     }
 
-    fn arguments(&self, run: &Run<'_>) -> Result<DecodeArguments> {
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<DecodeArguments> {
         let op = &self.op;
         let cache = run.args.kv_cache.ok_or(Error::Missing { op: "sparse_decode", role: "kv_cache" })?;
         check_strides(&cache)?;
@@ -114,11 +120,7 @@ impl DecodeStage {
             lists: indices.extent(1) as u32,
             splits: self.splits,
             query_is_e4m3: (op.query == DType::E4m3).into(),
-            output_type: match op.output.dtype {
-                DType::F32 => 2,
-                DType::F16 => 1,
-                _ => 0,
-            },
+            output_type: output_type(op.output.dtype),
             lse_base_two: (op.output.lse_base == LseBase::Two).into(),
             v_scale_linear: (cache.v_scale_order == VScaleOrder::Linear).into(),
             one: ONE,

@@ -29,7 +29,14 @@ impl IndexStage {
         let lengths = plan.lengths()?;
         let heads = op.geometry.index_heads;
         let blocks = launch::total_blocks(plan, &lengths);
-        let choice = launch::index_choice(lengths.max_query_len(), heads, blocks);
+        if blocks > u64::from(u32::MAX) {
+            return Err(Error::invalid(
+                "lengths",
+                "at most 2^32 - 1 blocks in all (the kernel counts them)",
+                blocks,
+            ));
+        }
+        let choice = launch::index_choice(lengths.max_query_len(), heads, op.keys, blocks);
         let function = context.function(&image(plan), choice.symbol)?;
         Ok(Self {
             function,
@@ -41,13 +48,25 @@ impl IndexStage {
         })
     }
 
+    /// The grid of its first kernel.
+    pub(crate) fn grid(&self) -> Grid {
+        self.grid
+    }
+
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let arguments = self.arguments(run)?;
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<IndexArguments> {
         let cache = run.args.index_cache.ok_or(Error::Missing { op: "index_score", role: "index_cache" })?;
         let (key, scale) = views(&cache)?;
         let (query, scores) = (run.vectors(Role::IndexQuery)?, run.tensor(Role::Scores)?);
-        let arguments = IndexArguments {
+        Ok(IndexArguments {
             batch: self.batch.arguments(run, cache.pages, cache.null_page)?,
             key,
             scale,
@@ -65,9 +84,7 @@ impl IndexStage {
             exact: self.exact.into(),
             one: ONE,
             pad: 0,
-        };
-        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
-        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+        })
     }
 }
 
