@@ -7,6 +7,7 @@
 mod append;
 mod context_parallel;
 mod decode;
+mod decode_cost;
 mod derive;
 mod given;
 mod index;

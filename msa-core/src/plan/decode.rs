@@ -1,3 +1,4 @@
+use super::decode_cost::NvidiaCost;
 use super::given::{Given, lists};
 use super::workspace::{Need, Scratch, product, row_windows};
 use super::{Derived, SlotPart, shared};
@@ -85,19 +86,25 @@ pub(super) fn partial_needs(op: &Attention, states: u64) -> [Need; 2] {
     ]
 }
 
-/// Parts that give every unit its share: one a unit, two for NVFP4.
-///
-/// Measured on an H200 (132 SMs, driver 580.159, 4 KV heads): the best number of parts at B = 1 / 8 / 32 / 128 is
-/// 16 / 8 / 1 / 1 for fp8 (B = 8: 12.2 us with eight parts, 12.4 with four) and 16 / 8 / 2 / 1 for NVFP4, whose blocks
-/// take longer to decode than to load. A CPU has no idle units to fill within a row.
+/// The number of parts. A CPU has no idle units to fill within a row; NVIDIA devices take what [`NvidiaCost`] predicts to be
+/// fastest; others give every unit its share: one part a unit, two for NVFP4, whose blocks take longer to decode than to load.
 fn parts_that_fill(op: &Attention, given: &Given) -> u32 {
     if given.on_cpu() {
         return 1;
     }
     let heads = lists(&op.geometry, op.grouping).max(op.geometry.kv_heads);
     let items = given.rows().saturating_mul(heads.into()).max(1);
+    let k = u64::from(op.geometry.top_k);
+    if given.on_nvidia() {
+        let cost = NvidiaCost::of(op.cache);
+        let fits = |parts: &u64| *parts <= k;
+        let candidates = [1, 2, 4, 8, 16].into_iter().filter(fits);
+        // The first of equals: fewer parts.
+        let best = candidates.min_by_key(|&parts| cost.nanoseconds(items, parts, k, given.units()));
+        return best.map_or(1, |parts| parts as u32);
+    }
     let per_unit = if op.cache == CacheFormat::Nvfp4 { 2 } else { 1 };
-    let parts = (given.units() * per_unit / items).clamp(1, op.geometry.top_k.into());
+    let parts = (given.units() * per_unit / items).clamp(1, k);
     u32::try_from(parts).unwrap_or(1)
 }
 

@@ -35,6 +35,11 @@ impl Given<'_> {
         Variant::shares_pages(self.variant)
     }
 
+    pub(super) fn on_nvidia(&self) -> bool {
+        use Arch::{Sm90a, Sm100a, Sm100f, Sm103a, Sm107a};
+        matches!(self.traits.arch, Sm90a | Sm100a | Sm100f | Sm103a | Sm107a)
+    }
+
     pub(super) fn rows(&self) -> u64 {
         self.lengths.rows()
     }
