@@ -90,7 +90,8 @@ impl Case<'_> {
 
     /// Status bits that a run must leave.
     pub(crate) fn status(&self) -> u32 {
-        9 * u32::from(self.broken) | u32::from(self.copies) << 4 | u32::from(self.too_long) << 2
+        let bits = [(self.broken, 1 | 8), (self.copies, 16), (self.too_long, 4)];
+        bits.iter().filter(|(set, _)| *set).fold(0, |all, (_, bits)| all | bits)
     }
 }
 
