@@ -55,7 +55,11 @@ pub(crate) fn run(device: &dyn Device, plan: &dyn Fn(&Case) -> Result<Plan>, amo
         if found.wrong > 0 {
             println!("case {number} seed {}: {} lists beyond the bound: {case}", amount.seed, found.wrong);
         }
-        all = Lists { equal: all.equal + found.equal, near: all.near + found.near, wrong: all.wrong + found.wrong };
+        all = Lists {
+            equal: all.equal + found.equal,
+            near: all.near + found.near,
+            wrong: all.wrong + found.wrong,
+        };
     }
     println!("{variants:?}");
     println!("{} lists equal, {} near-ties, {} wrong", all.equal, all.near, all.wrong);
@@ -96,7 +100,9 @@ fn compare(case: &Case, op: &Step, steps: &Steps, lists: &[u8]) -> Result<Lists>
             let keys = &keys[..visible * CHANNELS];
             let score = |h: usize| {
                 let query = &queries[(row * heads + h) * CHANNELS..(row * heads + h + 1) * CHANNELS];
-                keys.par_chunks(CHANNELS * PAGE as usize).map(|b| block_score(query, b, steps, factor)).collect()
+                keys.par_chunks(CHANNELS * PAGE as usize)
+                    .map(|b| block_score(query, b, steps, factor))
+                    .collect()
             };
             let scores: Vec<Vec<Bounded>> = (0..heads).map(score).collect();
             let exact: Vec<Vec<f64>> = scores.iter().map(|s| s.iter().map(|s| s.0).collect()).collect();
@@ -164,7 +170,8 @@ fn keys_of(case: &Case, format: CacheFormat, request: usize, tokens: usize) -> R
         let at = (request * width + token / PAGE as usize) * 4;
         let page = table[at..at + 4].try_into().map_or(0, i32::from_le_bytes) as u64;
         let row = |view: View, bytes: usize| {
-            let start = view.address - 0x1000 + page * view.page_stride + (token as u64 % 128) * view.token_stride;
+            let start =
+                view.address - 0x1000 + page * view.page_stride + (token as u64 % 128) * view.token_stride;
             &case.index_pool[start as usize..start as usize + bytes]
         };
         match (format, cache.key_scale) {
@@ -211,7 +218,8 @@ impl Case {
     /// In every block one key for each row and head that makes its score: near those of the other blocks.
     fn add_rivals(&mut self, random: &mut Random) -> Result<()> {
         let Op::Step(op) = &self.op else { return Ok(()) };
-        let (format, heads, cache) = (op.index.keys, op.index.geometry.index_heads, self.index_cache(0x1000)?);
+        let (format, heads, cache) =
+            (op.index.keys, op.index.geometry.index_heads, self.index_cache(0x1000)?);
         let queries = decode(op.index.query, self.bytes(Role::IndexQuery));
         let table = self.bytes(Role::BlockTable).to_vec();
         let width = table.len() / 4 / self.lengths.len().max(1);
@@ -225,7 +233,8 @@ impl Case {
                 let at = (request * width + block) * 4;
                 let page = table[at..at + 4].try_into().map_or(0, i32::from_le_bytes) as u64;
                 let mut put = |view: View, bytes: &[u8]| {
-                    let start = view.address - 0x1000 + page * view.page_stride + pair as u64 * view.token_stride;
+                    let start =
+                        view.address - 0x1000 + page * view.page_stride + pair as u64 * view.token_stride;
                     self.index_pool[start as usize..start as usize + bytes.len()].copy_from_slice(bytes);
                 };
                 put(cache.key, &rival(random, format, &queries[pair * CHANNELS..(pair + 1) * CHANNELS]));

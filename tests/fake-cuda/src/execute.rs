@@ -3,11 +3,11 @@
 //! An address outside the memory of the device is the illegal access that it would be. What the parameter says in two ways
 //! (parts and their number, the grid and the bounds) must agree.
 
+mod append;
 /// The host's own declaration of what it passes.
 #[allow(dead_code, reason = "not every field decides what the reference does")]
 #[path = "../../../msa-cuda/src/arguments.rs"]
 mod arguments;
-mod append;
 mod batch;
 mod decode;
 mod index;

@@ -43,7 +43,12 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
         (key, Role::KeySource, Some(Role::KeyNorm), None),
         (value, Role::ValueSource, None, None),
         (index, Role::IndexKeySource, Some(Role::IndexKeyNorm), None),
-        (index_query, Role::IndexQuerySource, Some(Role::IndexQueryNorm), Some((Role::IndexQuery, op.index_query))),
+        (
+            index_query,
+            Role::IndexQuerySource,
+            Some(Role::IndexQueryNorm),
+            Some((Role::IndexQuery, op.index_query)),
+        ),
         (query, Role::QuerySource, Some(Role::QueryNorm), Some((Role::Query, op.query))),
     ] {
         args = with_tensor(args, tensor, rows, source, output)?;

@@ -13,7 +13,8 @@ use crate::launch::Launch;
 
 pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
     let a: &MergeArguments = parameter(launch)?;
-    let geometry = Geometry { query_heads: a.heads, kv_heads: 1, index_heads: 1, head_dim: a.channels, ..Geometry::M3 };
+    let geometry =
+        Geometry { query_heads: a.heads, kv_heads: 1, index_heads: 1, head_dim: a.channels, ..Geometry::M3 };
     let op = Merge {
         geometry,
         states: a.states,

@@ -51,7 +51,10 @@ fn b09_no_launch_has_an_empty_grid() {
             let log = fake::take_log();
             // Without rows the status is cleared all the same.
             assert!(log.iter().any(|line| line.contains("kernel=")), "{line}: {log:?}");
-            assert!(!line.contains("[]") || log.iter().any(|line| line.contains("kernel=clear_status")), "{line}");
+            assert!(
+                !line.contains("[]") || log.iter().any(|line| line.contains("kernel=clear_status")),
+                "{line}"
+            );
         }
     });
 }
