@@ -36,15 +36,15 @@ fn main() {
 fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
-    let bench = Bench::new(&*device)?;
+    if std::env::args().any(|a| a == "append") {
+        return append::run(&Bench::new(&*device, 0)?);
+    }
+    let bench = Bench::new(&*device, POOL)?;
     let named = |what: &str| std::env::args().any(|a| a == what);
     if named("step") {
         step::run(&bench)?;
     }
-    if named("append") {
-        append::run(&bench)?;
-    }
-    let rest = !(named("step") || named("append") || named("index") || named("sparse"));
+    let rest = !(named("step") || named("index") || named("sparse"));
     if named("index") || rest {
         index_rows(&bench, named("quick"))?;
     }
@@ -119,7 +119,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(device: &'a dyn Device) -> Result<Self> {
+    /// `read` is what is read of the pool: only that is filled.
+    fn new(device: &'a dyn Device, read: u64) -> Result<Self> {
         let memory = device.memory();
         let (pool, inputs) = (memory.allocate(POOL)?, memory.allocate(1 << 30)?);
         let mut state = 88_172_645_463_325_252_u64;
@@ -131,7 +132,7 @@ impl<'a> Bench<'a> {
             // Every byte is a finite E4M3, two codes, and half of a bf16 of moderate size.
             bytes.copy_from_slice(&(state & 0xbfbf_bfbf_bfbf_bfbf | 0x2020_2020_2020_2020).to_le_bytes());
         }
-        for at in (0..POOL).step_by(piece.len()) {
+        for at in (0..read).step_by(piece.len()) {
             memory.write(pool + at, &piece)?;
         }
         memory.write(inputs, &piece)?;
