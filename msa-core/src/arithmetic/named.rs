@@ -195,7 +195,7 @@ impl Named {
             Self::HopperDecodeFast => (decode::E4M3, decode::ATTENTION),
             Self::HopperDecodeMixed | Self::BlackwellDecodeMixed => (decode::BF16, decode::MIXED),
             Self::HopperDecodeBf16 | Self::BlackwellDecodeBf16 => (decode::BF16, decode::ATTENTION_BF16),
-            Self::HopperDecodeExactF16 => (decode::EXACT_F16, decode::ATTENTION),
+            Self::HopperDecodeExactF16 => (decode::EXACT_F16, decode::RUNNING),
             Self::HopperDecodePolynomial3 => (decode::F16, decode::polynomial(Exp2::Polynomial3)),
             Self::HopperDecodePolynomial4 => (decode::F16, decode::polynomial(Exp2::Polynomial4)),
             Self::HopperDecodePolynomial5 => (decode::F16, decode::polynomial(Exp2::Polynomial5)),
@@ -217,12 +217,12 @@ impl Named {
                 let product = prefill::TCGEN05_BF16;
                 (product, prefill::tcgen05(prefill::UNION_BF16, product))
             }
-            Self::HopperDecodeF16K8 => (decode::F16_K8, decode::k8(decode::ATTENTION, decode::F16_K8)),
+            Self::HopperDecodeF16K8 => (decode::F16_K8, decode::k8(decode::RUNNING, decode::F16_K8)),
             Self::HopperDecodeBf16K8 => {
-                (decode::BF16_K8, decode::k8(decode::ATTENTION_BF16, decode::BF16_K8))
+                (decode::BF16_K8, decode::k8(decode::RUNNING_BF16, decode::BF16_K8))
             }
             Self::HopperDecodeWgmmaF16 => (decode::WGMMA_F16, decode::WGMMA),
-            Self::HopperDecodeMmaE4m3 => (decode::MMA_E4M3, decode::ATTENTION),
+            Self::HopperDecodeMmaE4m3 => (decode::MMA_E4M3, decode::RUNNING),
             Self::Cdna3Decode => (cdna::CDNA3_SCORES, cdna::CDNA3),
             Self::Cdna4Decode => (cdna::CDNA4_SCORES, cdna::CDNA4),
         }

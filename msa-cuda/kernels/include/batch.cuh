@@ -21,10 +21,9 @@ MSA_DEVICE void begin(const Batch& batch) {
 
 MSA_DEVICE void raise(const Batch& batch, uint32_t bit) { raise(batch.status, batch.own_status, bit); }
 
-// A request whose offsets or length are out of range is empty; its rows are not touched.
-MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
+// A request whose offsets or length are out of range is empty; its rows are not touched. `bound`: its most rows and tokens.
+MSA_DEVICE Request load_request(const Batch& batch, int request, uint2 bound, bool report) {
   const int begin = batch.query_offsets[request], end = batch.query_offsets[request + 1], tokens = batch.kv_lengths[request];
-  const uint2 bound = ((const uint2*)batch.bounds)[request];
   const bool ordered = 0 <= begin && begin <= end && (uint32_t)end <= batch.rows;
   const bool bounded = tokens >= 0 && (uint32_t)tokens <= bound.y && (int64_t)end - begin <= (int64_t)bound.x;
   if (!(ordered && bounded)) {
@@ -32,6 +31,10 @@ MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
     return {0, 0, 0};
   }
   return {begin, end - begin, tokens};
+}
+
+MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
+  return load_request(batch, request, ((const uint2*)batch.bounds)[request], report);
 }
 
 // Tokens that row `i` of the request sees: 0 to tokens.
