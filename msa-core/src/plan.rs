@@ -42,8 +42,9 @@ use crate::variant::{self, Variant};
 /// Version of the text form and of the meaning of the fields.
 pub const PLAN_VERSION: u32 = 1;
 
-/// Bytes of the status words at the start of every workspace.
-pub const STATUS_BYTES: u64 = 256;
+/// Bytes of the status words at the start of every workspace: one that all kernels of a run share, and 1,023 for the blocks of
+/// a kernel that must not wait for another to clear it. A decode step on 132 units has at most 512 blocks in its first kernel.
+pub const STATUS_BYTES: u64 = 4096;
 
 /// Alignment of the workspace and of every region in it.
 pub const WORKSPACE_ALIGNMENT: u64 = 256;

@@ -1,6 +1,12 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both, sparse decode.
+//! `bench [quick | step | append]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both,
+//! sparse decode; with `step` the composite, and its stages as operations of their own; with `append` that alone.
+
+#[path = "bench/append.rs"]
+mod append;
+#[path = "bench/step.rs"]
+mod step;
 
 use cudarc::driver::sys;
 use msa_core::args::{Args, Role};
@@ -30,6 +36,12 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let bench = Bench::new(&*device)?;
+    if std::env::args().any(|a| a == "step") {
+        return step::run(&bench);
+    }
+    if std::env::args().any(|a| a == "append") {
+        return append::run(&bench);
+    }
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),

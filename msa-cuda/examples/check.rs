@@ -1,26 +1,49 @@
 //! Random cases on a device against the reference's execution of the same plan, bit for bit.
 //!
-//! `check [rehearse] [cases] [seed] [seconds]`: at most so many seconds. Prints one line a differing case and a table of what was hit; ends with a failure if a bit differs.
+//! `check [rehearse | graph | streams | offsets | ties] [op] [cases] [seed] [seconds]`: at most so many seconds, of one op if it is
+//! named. Without a mode: each case once. `rehearse`: the cases on the reference alone. `graph`: captured, and replayed with
+//! other contents. `streams`: two at once. `offsets`: pages, rows and states beyond 2^32 bytes. `ties`: selections of faithful
+//! scores against those of the equations. Prints one line a differing case and a table of what was hit; ends with a failure if a
+//! bit differs.
 
 #[path = "check/cases.rs"]
 mod cases;
+#[path = "check/composed.rs"]
+mod composed;
 #[path = "check/device.rs"]
 mod device;
+#[path = "check/driver.rs"]
+mod driver;
+#[path = "check/offsets.rs"]
+mod offsets;
+#[path = "check/replay.rs"]
+mod replay;
+#[path = "check/ties.rs"]
+mod ties;
+#[path = "check/vary.rs"]
+mod vary;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use cases::{Case, Random};
-use msa_core::backend::Status;
+use cases::Case;
+use msa_core::backend::{Device, Status};
 use msa_core::device::{Arch, DeviceTraits};
+use msa_core::error::{Error, Result};
+use replay::Amount;
+
+/// Operations that may be named on the command line.
+const OPS: [&str; 7] = ["append", "index_score", "select", "sparse_decode", "merge", "select_merge", "step"];
 
 fn main() -> ExitCode {
-    let arguments: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let (count, seed) = (arguments.first().copied().unwrap_or(200), arguments.get(1).copied().unwrap_or(1));
-    let rehearses = std::env::args().any(|a| a == "rehearse");
-    let limit = Duration::from_secs(arguments.get(2).copied().unwrap_or(3600));
-    match if rehearses { rehearse(count, seed) } else { run(count, seed, limit) } {
+    let (words, numbers): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.parse::<u64>().is_err());
+    let number = |at: usize, default| numbers.get(at).and_then(|n| n.parse().ok()).unwrap_or(default);
+    let only = OPS.into_iter().find(|op| words.iter().any(|word| word == op));
+    let mode = words.iter().find(|word| !OPS.contains(&word.as_str()));
+    let limit = Duration::from_secs(number(2, 3600));
+    let amount = Amount { only, count: number(0, 200), seed: number(1, 1), limit };
+    match check(mode.map_or("", String::as_str), amount) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -30,32 +53,51 @@ fn main() -> ExitCode {
     }
 }
 
+/// Differing cases.
+fn check(mode: &str, amount: Amount) -> Result<u64> {
+    if mode == "rehearse" {
+        return rehearse(amount);
+    }
+    let device = msa_cuda::backend().open(0)?;
+    println!("{} driver {}", device.info(), device.info().driver);
+    match mode {
+        "" => run(&*device, amount),
+        "graph" => replay::graphs(&*device, amount),
+        "streams" => replay::streams(&*device, amount),
+        "offsets" => offsets::run(&*device, amount),
+        "ties" => ties::run(&*device, &|case| device.plan(&case.op, &case.bounds, &case.options), amount),
+        other => Err(Error::invalid("mode", "none, rehearse, graph, streams, offsets or ties", other)),
+    }
+}
+
 /// The same cases on the reference alone, planned for an H200: no device is needed.
-fn rehearse(count: u64, seed: u64) -> msa_core::error::Result<u64> {
+fn rehearse(amount: Amount) -> Result<u64> {
     let reference = msa_ref::device();
     let (traits, variants) = (DeviceTraits::h200(), msa_cuda::variants(Arch::Sm90a));
+    let planned = |case: &Case| {
+        msa_core::plan::plan(&case.op, &case.bounds, &traits, variants, &case.options, "cuda")
+            .map(|plan| device::as_reference(&plan))
+    };
     let mut refused = BTreeMap::<String, u64>::new();
-    for number in 0..count {
-        let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)));
-        match msa_core::plan::plan(&case.op, &case.bounds, &traits, variants, &case.options, "cuda") {
-            Ok(plan) => _ = device::run(&*reference, &device::as_reference(&plan), &case)?,
+    for (_, case, mut random) in amount.cases() {
+        match planned(&case) {
+            Ok(plan) => {
+                device::run(&*reference, &plan, &case)?;
+                device::run(&*reference, &plan, &case.varied(&mut random))?;
+            }
             Err(error) => *refused.entry(error.to_string()).or_default() += 1,
         }
     }
     refused.iter().for_each(|(what, hit)| println!("{hit:7} {what}"));
-    Ok(0)
+    ties::run(&*reference, &planned, amount)
 }
 
 /// Differing cases.
-fn run(count: u64, seed: u64, limit: Duration) -> msa_core::error::Result<u64> {
-    let cuda = msa_cuda::backend().open(0)?;
-    println!("{} driver {}", cuda.info(), cuda.info().driver);
+fn run(cuda: &dyn Device, amount: Amount) -> Result<u64> {
     let reference = msa_ref::device();
-    let (mut failed, mut hits) = (0, BTreeMap::<String, u64>::new());
-    let (start, mut done) = (Instant::now(), 0);
-    for number in (0..count).take_while(|_| start.elapsed() < limit) {
+    let (mut failed, mut done, mut hits) = (0, 0, BTreeMap::<String, u64>::new());
+    for (number, case, _) in amount.cases() {
         done += 1;
-        let case = Case::random(&mut Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number)));
         let plan = match cuda.plan(&case.op, &case.bounds, &case.options) {
             Ok(plan) => plan,
             Err(error) => {
@@ -63,21 +105,19 @@ fn run(count: u64, seed: u64, limit: Duration) -> msa_core::error::Result<u64> {
                 continue;
             }
         };
-        let got = device::run(&*cuda, &plan, &case)?;
+        let got = device::run(cuda, &plan, &case)?;
         let want = device::run(&*reference, &device::as_reference(&plan), &case)?;
         *hits.entry(format!("variant {}", plan.variant)).or_default() += 1;
         case.count(&mut hits);
         let ignored = Status::PAGE;
         let statuses = got.status.0 & !ignored != want.status.0 & !ignored;
+        let name = format!("case {number} seed {}: {}", amount.seed, plan.variant);
         if let Some(difference) = want.difference(&got) {
             failed += 1;
-            println!("case {number} seed {seed}: {}: {difference}: {case}", plan.variant);
+            println!("{name}: {difference}: {case}");
         } else if statuses {
             failed += 1;
-            println!(
-                "case {number} seed {seed}: {}: status {} want {}: {case}",
-                plan.variant, got.status, want.status
-            );
+            println!("{name}: status {} want {}: {case}", got.status, want.status);
         }
     }
     for (what, hit) in &hits {

@@ -124,7 +124,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     barrier_init_fence();
   }
   __syncthreads();
-  wait_for_predecessor();
+  begin(p.batch);
   const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
 
   // ---- blocks past the end of every request score -inf

@@ -58,7 +58,7 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
   __shared__ uint64_t maxima[MAX_TOP_K], partial[WARPS * 32], kept[CAPACITY], chosen[MAX_TOP_K];
   __shared__ uint32_t survivors, counts[WARPS];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  wait_for_predecessor();
+  begin(p.batch);
   const int list = blockIdx.x % p.lists, sequence = blockIdx.x / p.lists;
   const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
   const Request request = load_request(p.batch, request_id, list == 0 && i_row == 0 && tid == 0);

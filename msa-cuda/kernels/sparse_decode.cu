@@ -131,7 +131,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, 128, false);
     ValueCodes::fill(s_value_table, tid, 128, false);
   }
-  wait_for_predecessor();
+  begin(p.batch);
   const bool reports = list_group == 0 && i_row == 0 && split == 0 && tid == 0;
   const Request request = load_request(p.batch, request_id, reports);
   if (i_row >= request.rows) {

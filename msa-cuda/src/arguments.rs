@@ -1,6 +1,7 @@
 //! Kernel arguments: the twins of `kernels/include/arguments.cuh`.
 
 use msa_core::cache;
+use msa_core::tensor::DType;
 
 /// One component of a paged cache.
 #[repr(C)]
@@ -31,7 +32,9 @@ pub(crate) struct Batch {
     pub(crate) status: u64,
     pub(crate) table_stride: u64,
     pub(crate) pages: u64,
-    pub(crate) null_page: i64,
+    pub(crate) null_page: i32,
+    /// Status words of the run in its first kernel, else 0.
+    pub(crate) own_status: u32,
     pub(crate) table_width: u32,
     pub(crate) requests: u32,
     pub(crate) rows: u32,
@@ -127,6 +130,135 @@ pub(crate) struct DecodeArguments {
     pub(crate) pad: u32,
 }
 
+/// Arguments of `clear_status`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct StatusArguments {
+    pub(crate) status: u64,
+    pub(crate) words: u32,
+    pub(crate) pad: u32,
+}
+
+/// Arguments of `merge`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct MergeArguments {
+    pub(crate) outputs: u64,
+    pub(crate) outputs_state: u64,
+    pub(crate) outputs_row: u64,
+    pub(crate) outputs_head: u64,
+    pub(crate) lses: u64,
+    pub(crate) lses_state: u64,
+    pub(crate) lses_row: u64,
+    pub(crate) sums: u64,
+    pub(crate) sums_state: u64,
+    pub(crate) sums_row: u64,
+    pub(crate) output: u64,
+    pub(crate) output_row: u64,
+    pub(crate) output_head: u64,
+    pub(crate) lse: u64,
+    pub(crate) lse_row: u64,
+    pub(crate) status: u64,
+    pub(crate) rows: u32,
+    pub(crate) heads: u32,
+    pub(crate) channels: u32,
+    pub(crate) states: u32,
+    pub(crate) partial_is_bf16: u32,
+    pub(crate) output_type: u32,
+    pub(crate) base_two: u32,
+    pub(crate) pad: u32,
+}
+
+/// Arguments of `select_merge`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SelectMergeArguments {
+    pub(crate) keys: u64,
+    pub(crate) keys_rank: u64,
+    pub(crate) keys_row: u64,
+    pub(crate) keys_head: u64,
+    pub(crate) indices: u64,
+    pub(crate) indices_row: u64,
+    pub(crate) indices_list: u64,
+    pub(crate) status: u64,
+    pub(crate) rows: u32,
+    pub(crate) heads: u32,
+    pub(crate) lists: u32,
+    pub(crate) world: u32,
+    pub(crate) k: u32,
+    pub(crate) score_order: u32,
+}
+
+/// How kernels name the type of an output.
+pub(crate) fn output_type(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 2,
+        DType::F16 => 1,
+        _ => 0,
+    }
+}
+
+/// One tensor that `append` writes, with its source.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AppendTensor {
+    pub(crate) source: u64,
+    pub(crate) source_row: u64,
+    pub(crate) source_head: u64,
+    pub(crate) norm: u64,
+    pub(crate) factor: u64,
+    pub(crate) output: View,
+    pub(crate) scale: View,
+    pub(crate) pages: u64,
+    pub(crate) null_page: i64,
+    pub(crate) heads: u32,
+    pub(crate) format: u32,
+    pub(crate) is_cache: u32,
+    pub(crate) rotates: u32,
+    pub(crate) scale_is_quad: u32,
+    pub(crate) first_block: u32,
+    pub(crate) period: u32,
+    pub(crate) row_step: u32,
+    pub(crate) source_step: u64,
+    pub(crate) output_step: u64,
+}
+
+/// Rows of `append`, and the table of the last row of every slot.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RowArguments {
+    pub(crate) slots: u64,
+    pub(crate) positions: u64,
+    pub(crate) winners: u64,
+    pub(crate) last_offset: u64,
+    pub(crate) row_begin: u32,
+    pub(crate) row_end: u32,
+    pub(crate) rows: u32,
+    pub(crate) positions_end: u32,
+    pub(crate) winner_mask: u32,
+    pub(crate) later: u32,
+}
+
+/// Arguments of `append_once` and `append_per_step`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AppendArguments {
+    pub(crate) tensors: [AppendTensor; 5],
+    pub(crate) rows: RowArguments,
+    pub(crate) cosines: u64,
+    pub(crate) sines: u64,
+    pub(crate) cosine_row: u64,
+    pub(crate) sine_row: u64,
+    pub(crate) status: u64,
+    pub(crate) passes: u32,
+    pub(crate) half: u32,
+    pub(crate) half_is_32: u32,
+    pub(crate) epsilon: f32,
+    pub(crate) reciprocal: u32,
+    /// Status words of the run in its first kernel, else 0.
+    pub(crate) own_status: u32,
+}
+
 /// f16x2 1.0, opaque to the compiler of the kernels.
 pub(crate) const ONE: u32 = 0x3c00_3c00;
 
@@ -137,4 +269,9 @@ const _: () = {
     assert!(size_of::<IndexArguments>() == 240);
     assert!(size_of::<SelectArguments>() == 176);
     assert!(size_of::<DecodeArguments>() == 416);
+    assert!(size_of::<StatusArguments>() == 16);
+    assert!(size_of::<MergeArguments>() == 160);
+    assert!(size_of::<SelectMergeArguments>() == 88);
+    assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 56);
+    assert!(size_of::<AppendArguments>() == 960);
 };

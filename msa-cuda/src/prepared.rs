@@ -8,11 +8,12 @@ use msa_core::backend::{Prepared, Span, Status, Stream};
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
 use msa_core::op::Op;
-use msa_core::plan::{Plan, WORKSPACE_ALIGNMENT};
+use msa_core::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT};
 
+use crate::arguments::StatusArguments;
 use crate::context::{Context, Function, Grid};
 use crate::driver::check;
-use crate::stages::{DecodeStage, IndexStage, Run, SelectStage};
+use crate::stages::{Run, Scores, Stage};
 
 /// Kernels, grids and tables of one plan. It must outlive the work and the graphs that it was enqueued into.
 pub(crate) struct CudaPrepared {
@@ -21,43 +22,62 @@ pub(crate) struct CudaPrepared {
     context: Arc<Context>,
     clear: Function,
     stages: Vec<Stage>,
+    scores: Option<Scores>,
+    status: StatusWords,
 }
 
-enum Stage {
-    Index(IndexStage),
-    Select(SelectStage),
-    Decode(DecodeStage),
+/// Status words of a workspace.
+const MOST_STATUS_WORDS: u64 = STATUS_BYTES / 4;
+
+/// Where the kernels of a run raise status bits, and who clears them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StatusWords {
+    /// One that all kernels share, and one a block of the first kernel if there are so many.
+    count: u32,
+    /// The first kernel clears them, so that no kernel has to be launched for it: 0.6 us on an H200 (driver 580.159).
+    cleared_by_first: bool,
 }
 
-impl Stage {
-    fn check(&self, run: &Run<'_>) -> Result<()> {
-        match self {
-            Self::Index(stage) => stage.arguments(run).map(drop),
-            Self::Select(stage) => stage.arguments(run).map(drop),
-            Self::Decode(stage) => stage.arguments(run).map(drop),
-        }
+impl StatusWords {
+    /// For a run whose first kernel has this grid, or raises nothing.
+    fn new(first: Option<Grid>) -> Self {
+        let Some(grid) = first else { return Self { count: 1, cleared_by_first: true } };
+        let words = 1 + u64::from(grid.x) * u64::from(grid.y);
+        let fits = words <= MOST_STATUS_WORDS;
+        Self { count: if fits { words as u32 } else { 1 }, cleared_by_first: fits }
+    }
+
+    /// Words of the run if the first kernel has its own, else 0.
+    fn owned(&self) -> u32 {
+        if self.count > 1 { self.count } else { 0 }
     }
 }
 
 impl CudaPrepared {
     /// Loads what the plan needs.
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
-        let stages = match &plan.op {
-            Op::IndexScore(op) => vec![Stage::Index(IndexStage::new(context, plan, op)?)],
-            Op::Select(op) => vec![Stage::Select(SelectStage::new(context, plan, op)?)],
-            Op::SparseDecode(op) => vec![Stage::Decode(DecodeStage::new(context, plan, op)?)],
-            other => {
-                let reasons = vec![format!("no {} kernel", other.name())];
-                return Err(Error::Unsupported { op: other.name(), backend: "cuda".to_owned(), reasons });
-            }
-        };
+        let stages = Stage::all(context, plan)?;
+        let status = StatusWords::new(stages.first().and_then(Stage::raises));
         Ok(Self {
             plan: plan.clone(),
             lengths: plan.lengths()?,
             context: context.clone(),
             clear: context.function("status", "clear_status")?,
+            scores: Scores::of(plan)?,
             stages,
+            status,
         })
+    }
+
+    /// Clears the status in a kernel of its own.
+    ///
+    /// # Safety
+    /// As for `Prepared::enqueue`, with the context current.
+    unsafe fn clear(&self, stream: Stream, workspace: Span) -> Result<()> {
+        let grid = Grid { x: 1, y: 1, cluster: 1 };
+        let arguments = StatusArguments { status: workspace.address, words: self.status.count, pad: 0 };
+        // SAFETY: the status words are at the start of the workspace; the context is current.
+        unsafe { self.clear.launch(stream.0, grid, &arguments) }
     }
 
     fn check_workspace(&self, workspace: Span) -> Result<()> {
@@ -82,37 +102,60 @@ impl Prepared for CudaPrepared {
         let extents = args.check(&self.plan.op, &self.lengths)?;
         self.check_workspace(workspace)?;
         let _current = self.context.enter()?;
-        let run = Run { stream: stream.0, args, extents, workspace };
+        let with_scores = self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
+        let args = with_scores.as_ref().unwrap_or(args);
+        let is_step = matches!(self.plan.op, Op::Step(_));
+        let run = |number: usize| {
+            let own_status = if number == 0 { self.status.owned() } else { 0 };
+            Run { stream: stream.0, args, extents, workspace, own_status, is_step }
+        };
         // Nothing is enqueued unless every stage takes its arguments.
-        self.stages.iter().try_for_each(|stage| stage.check(&run))?;
-        let one = Grid { x: 1, y: 1, cluster: 1 };
-        // SAFETY: the status word is at the start of the workspace; the context is current.
-        unsafe { self.clear.launch(stream.0, one, &workspace.address) }?;
-        if extents.rows == 0 || extents.requests == 0 {
+        self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;
+        let nothing = extents.rows == 0 || extents.requests == 0 && has_requests(&self.plan.op);
+        if nothing || !self.status.cleared_by_first {
+            // SAFETY: the caller answers for the workspace; the context is current.
+            unsafe { self.clear(stream, workspace) }?;
+        }
+        if nothing {
             return Ok(());
         }
-        for stage in &self.stages {
-            match stage {
-                // SAFETY: the caller answers for the addresses; the context is current.
-                Stage::Index(stage) => unsafe { stage.enqueue(&run) },
-                // SAFETY: as above.
-                Stage::Select(stage) => unsafe { stage.enqueue(&run) },
-                // SAFETY: as above.
-                Stage::Decode(stage) => unsafe { stage.enqueue(&run) },
-            }?;
+        for (number, stage) in self.stages.iter().enumerate() {
+            // SAFETY: the caller answers for the addresses; the context is current.
+            unsafe { stage.enqueue(&run(number)) }?;
         }
         Ok(())
     }
 
     unsafe fn status(&self, stream: Stream, workspace: Span) -> Result<Status> {
         let _current = self.context.enter()?;
-        let mut word = 0_u32;
+        let mut words = [0_u32; MOST_STATUS_WORDS as usize];
+        let words = &mut words[..self.status.count as usize];
         let stream = stream.0 as sys::CUstream;
-        let to = std::ptr::from_mut(&mut word).cast();
-        // SAFETY: four bytes are copied to a local that outlives the wait below; the caller answers for the workspace.
-        check(unsafe { sys::cuMemcpyDtoHAsync_v2(to, workspace.address, 4, stream) })?;
+        let to = words.as_mut_ptr().cast();
+        // SAFETY: the words outlive the wait below and are as many as are copied; the caller answers for the workspace.
+        check(unsafe { sys::cuMemcpyDtoHAsync_v2(to, workspace.address, 4 * words.len(), stream) })?;
         // SAFETY: the engine's stream.
         check(unsafe { sys::cuStreamSynchronize(stream) })?;
-        Ok(Status(word))
+        Ok(Status(words.iter().fold(0, |all, word| all | word)))
+    }
+}
+
+/// The others know rows alone.
+fn has_requests(op: &Op) -> bool {
+    !matches!(op, Op::Append(_) | Op::Merge(_) | Op::SelectMerge(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_of_the_first_kernel_has_a_status_word_or_none_has() {
+        let of = |x, y| StatusWords::new(Some(Grid { x, y, cluster: 1 }));
+        assert_eq!(of(264, 2), StatusWords { count: 529, cleared_by_first: true });
+        assert_eq!(of(1023, 1), StatusWords { count: 1024, cleared_by_first: true });
+        assert_eq!(of(1024, 1), StatusWords { count: 1, cleared_by_first: false });
+        assert_eq!(of(u32::MAX, u32::MAX), StatusWords { count: 1, cleared_by_first: false });
+        assert_eq!(StatusWords::new(None), StatusWords { count: 1, cleared_by_first: true });
     }
 }

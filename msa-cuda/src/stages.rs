@@ -1,22 +1,111 @@
 //! The stages of a run: kernels chosen at preparation, arguments filled at every run.
 
+mod append;
 mod decode;
 mod index;
+mod merge;
 mod select;
+mod select_merge;
+mod step;
 
-pub(crate) use decode::DecodeStage;
-pub(crate) use index::IndexStage;
-pub(crate) use select::SelectStage;
+use std::sync::Arc;
+
+use append::AppendStage;
+use decode::DecodeStage;
+use index::IndexStage;
+use merge::MergeStage;
+use select::SelectStage;
+use select_merge::SelectMergeStage;
+pub(crate) use step::Scores;
 
 use msa_core::args::{Args, Extents, Role};
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
+use msa_core::op::Op;
 use msa_core::plan::{Plan, WorkspaceRegion};
 use msa_core::tensor::Tensor;
 
 use crate::arguments::Batch;
-use crate::context::Context;
+use crate::context::{Context, Grid};
+
+/// One stage of a run.
+pub(crate) enum Stage {
+    Append(AppendStage),
+    Index(IndexStage),
+    Select(SelectStage),
+    Decode(DecodeStage),
+    Merge(MergeStage),
+    SelectMerge(SelectMergeStage),
+}
+
+impl Stage {
+    /// The stages of a plan, in order.
+    pub(crate) fn all(context: &Arc<Context>, plan: &Plan) -> Result<Vec<Self>> {
+        match &plan.op {
+            Op::Step(op) => step::stages(context, plan, op),
+            _ => Ok(vec![Self::one(context, plan)?]),
+        }
+    }
+
+    fn one(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
+        match &plan.op {
+            Op::Append(op) => AppendStage::new(context, plan, op).map(Self::Append),
+            Op::IndexScore(op) => IndexStage::new(context, plan, op).map(Self::Index),
+            Op::Select(op) => SelectStage::new(context, plan, op).map(Self::Select),
+            Op::SparseDecode(op) => DecodeStage::new(context, plan, op).map(Self::Decode),
+            Op::Merge(op) => MergeStage::new(context, plan, op).map(Self::Merge),
+            Op::SelectMerge(op) => SelectMergeStage::new(context, plan, op).map(Self::SelectMerge),
+            other => {
+                let reasons = vec![format!("no {} kernel", other.name())];
+                Err(Error::Unsupported { op: other.name(), backend: "cuda".to_owned(), reasons })
+            }
+        }
+    }
+
+    /// The most blocks of its first kernel, which raise status bits; `None` for a stage that clears the shared word and raises
+    /// nothing.
+    pub(crate) fn raises(&self) -> Option<Grid> {
+        match self {
+            Self::Append(stage) => Some(stage.grid()),
+            Self::Index(stage) => Some(stage.grid()),
+            Self::Select(stage) => Some(stage.grid()),
+            Self::Decode(stage) => Some(stage.grid()),
+            Self::Merge(_) | Self::SelectMerge(_) => None,
+        }
+    }
+
+    /// What of the run the stage cannot take.
+    pub(crate) fn check(&self, run: &Run<'_>) -> Result<()> {
+        match self {
+            Self::Append(stage) => stage.arguments(run).map(drop),
+            Self::Index(stage) => stage.arguments(run).map(drop),
+            Self::Select(stage) => stage.arguments(run).map(drop),
+            Self::Decode(stage) => stage.arguments(run).map(drop),
+            Self::Merge(stage) => stage.arguments(run).map(drop),
+            Self::SelectMerge(stage) => stage.arguments(run).map(drop),
+        }
+    }
+
+    /// # Safety
+    /// As for `Prepared::enqueue`, with the context current.
+    pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Append(stage) => unsafe { stage.enqueue(run) },
+            // SAFETY: as above.
+            Self::Index(stage) => unsafe { stage.enqueue(run) },
+            // SAFETY: as above.
+            Self::Select(stage) => unsafe { stage.enqueue(run) },
+            // SAFETY: as above.
+            Self::Decode(stage) => unsafe { stage.enqueue(run) },
+            // SAFETY: as above.
+            Self::Merge(stage) => unsafe { stage.enqueue(run) },
+            // SAFETY: as above.
+            Self::SelectMerge(stage) => unsafe { stage.enqueue(run) },
+        }
+    }
+}
 
 /// What every stage of a run is given.
 pub(crate) struct Run<'a> {
@@ -24,6 +113,10 @@ pub(crate) struct Run<'a> {
     pub(crate) args: &'a Args,
     pub(crate) extents: Extents,
     pub(crate) workspace: Span,
+    /// Status words, for the stage that begins the run and keeps a word a block; 0 for the others.
+    pub(crate) own_status: u32,
+    /// Rows are those of requests: the last offset says which are padding.
+    pub(crate) is_step: bool,
 }
 
 impl Run<'_> {
@@ -39,17 +132,20 @@ impl Run<'_> {
 
     /// A tensor whose rows are read or written 16 bytes at a time.
     pub(crate) fn vectors(&self, role: Role) -> Result<&Tensor> {
+        self.aligned(role, 16)
+    }
+
+    /// A tensor whose rows are read or written `bytes` bytes at a time. The stride of an axis of one element is not used.
+    pub(crate) fn aligned(&self, role: Role, bytes: u64) -> Result<&Tensor> {
         let tensor = self.tensor(role)?;
-        let outer = tensor.strides().split_last().map_or(&[][..], |(_, outer)| outer);
-        let aligned = tensor.address.is_multiple_of(16) && outer.iter().all(|s| s.is_multiple_of(16));
-        if aligned {
+        let mut outer = tensor.strides().iter().zip(tensor.shape()).rev().skip(1);
+        let strides = outer.all(|(stride, &extent)| extent <= 1 || stride.is_multiple_of(bytes));
+        if tensor.address.is_multiple_of(bytes) && strides {
             return Ok(tensor);
         }
-        Err(Error::invalid(
-            role.name(),
-            "address and strides multiples of 16 bytes (the kernel loads vectors)",
-            tensor,
-        ))
+        let want =
+            format!("address and strides multiples of {bytes} bytes (the kernel moves that many at once)");
+        Err(Error::invalid(role.name(), want, tensor))
     }
 
     /// The address of a region of the workspace.
@@ -83,7 +179,9 @@ impl BatchPlan {
             status: run.workspace.address,
             table_stride: table.map_or(0, |t| t.stride(0) / 4),
             pages,
-            null_page: null_page.map_or(-1, i64::from),
+            // Ids are i32, so that no id is a larger null page.
+            null_page: null_page.and_then(|page| page.try_into().ok()).unwrap_or(-1),
+            own_status: run.own_status,
             table_width: narrow(table.map_or(0, |t| t.extent(1)), "block_table.shape[1]")?,
             requests: narrow(run.extents.requests, "requests")?,
             rows: narrow(run.extents.rows, "rows")?,
@@ -97,7 +195,7 @@ pub(crate) fn narrow(value: u64, field: &str) -> Result<u32> {
     u32::try_from(value).map_err(|_| Error::invalid(field, "below 2^32", value))
 }
 
-/// The variant of a stage is the plan's own, except within a step.
+/// The image of a stage's variant.
 pub(crate) fn image(plan: &Plan) -> String {
     crate::variants::image_of(&plan.variant, plan.traits.arch)
 }

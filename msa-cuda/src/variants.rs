@@ -1,5 +1,9 @@
 //! The list of variants, best first within an op, for every architecture.
 
+mod step;
+
+pub(crate) use step::{stage_ops, stage_variant};
+
 use msa_core::cache::CacheFormat;
 use msa_core::device::Arch;
 use msa_core::geometry::Grouping;
@@ -39,6 +43,14 @@ macro_rules! shared {
     ($list:ident, $arch:ident, $text:literal, $family:literal, [$($first:expr),*]) => {
         const $list: &[Variant] = &[
             $($first,)*
+            variant(concat!("step.q8.", $text, ".f16"), OpKind::Step, Arch::$arch,
+                concat!($family, "_decode_faithful"), &step::needs!($arch, $family, "faithful")),
+            variant(concat!("step.q16.", $text, ".mixed"), OpKind::Step, Arch::$arch,
+                concat!($family, "_decode_mixed"), &step::needs!($arch, $family, "mixed")),
+            variant(concat!("step.q16k16.", $text, ".bf16"), OpKind::Step, Arch::$arch,
+                concat!($family, "_decode_bf16"), &step::needs!($arch, $family, "bf16")),
+            variant(concat!("append.any.", $text, ".row"), OpKind::Append, Arch::$arch, "f32",
+                &[DIMS, APPEND_QUERIES, APPEND_CACHES]),
             variant(concat!("index_score.q8k4.", $text, ".f16"), OpKind::IndexScore, Arch::$arch,
                 concat!($family, "_decode_faithful"), &[DIMS, INDEX_FOLD, INDEX_Q8, INDEX_K4, INDEX_E4M3]),
             variant(concat!("index_score.q8k8.", $text, ".f16"), OpKind::IndexScore, Arch::$arch,
@@ -60,6 +72,8 @@ macro_rules! shared {
                 concat!($family, "_decode_mixed"), &[DIMS, GROUP, FOLD, PARTIAL, QUERY, K8]),
             variant(concat!("sparse_decode.q16k16.", $text, ".bf16"), OpKind::SparseDecode, Arch::$arch,
                 concat!($family, "_decode_bf16"), &[DIMS, GROUP, FOLD, PARTIAL, QUERY, K16]),
+            variant(concat!("merge.f32.", $text, ".warp"), OpKind::Merge, Arch::$arch, "f32", &[VECTORS]),
+            variant(concat!("select_merge.u64.", $text, ".warp"), OpKind::SelectMerge, Arch::$arch, "f32", &[]),
         ];
     };
 }
@@ -83,6 +97,13 @@ shared!(
             Arch::Sm90a,
             "hopper_decode_fast",
             &[FAST, DIMS, INDEX_FOLD, INDEX_Q8, INDEX_K8]
+        ),
+        variant(
+            "step.q8.sm90a.wgmma",
+            OpKind::Step,
+            Arch::Sm90a,
+            "hopper_decode_fast",
+            &step::needs!(Sm90a, "hopper", "fast")
         )
     ]
 );
@@ -98,6 +119,19 @@ fn index(op: &Op) -> Option<&IndexScore> {
 fn attention(op: &Op) -> Option<&Attention> {
     if let Op::SparseDecode(op) = op { Some(op) } else { None }
 }
+
+const APPEND_QUERIES: Need = Need {
+    what: "queries and index queries in bf16, f16 or e4m3",
+    holds: |op| {
+        let stored = |dtype| matches!(dtype, DType::Bf16 | DType::F16 | DType::E4m3);
+        matches!(op, Op::Append(op) if stored(op.query) && stored(op.index_query))
+    },
+};
+
+const APPEND_CACHES: Need = Need {
+    what: "caches in bf16, fp8 or NVFP4",
+    holds: |op| matches!(op, Op::Append(op) if ![op.kv, op.index].contains(&CacheFormat::E4m3Fnuz)),
+};
 
 const BLOCK: Need = Need {
     what: "blocks and pages of 128 tokens",
@@ -193,6 +227,11 @@ const E4M3_VALUES: Need = Need {
     holds: |op| attention(op).is_some_and(|op| op.dequantise == Dequantise::E4m3),
 };
 
+const VECTORS: Need = Need {
+    what: "heads of a multiple of 8 channels (vectors of 16 bytes)",
+    holds: |op| op.geometry().head_dim.is_multiple_of(8),
+};
+
 /// Groups of query heads that share a list and a KV head.
 pub(crate) fn groups(op: &Attention) -> u32 {
     let lists = if op.grouping == Grouping::Reduced { 1 } else { op.geometry.index_heads };
@@ -228,6 +267,33 @@ mod tests {
                     assert!(support(variants(arch), &index).is_yes(), "{arch:?} {query} {format:?}");
                     assert!(support(variants(arch), &decode).is_yes(), "{arch:?} {query} {format:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn append_takes_what_it_can_store_and_names_the_rest() {
+        use msa_core::op::Append;
+        let geometry = msa_core::geometry::Geometry::M3;
+        let stored = [CacheFormat::Bf16, CacheFormat::E4m3, CacheFormat::Nvfp4];
+        for arch in ARCHS {
+            let answer = |op: Append| support(variants(arch), &Op::Append(op));
+            for (kv, index) in stored.iter().flat_map(|&kv| stored.map(|index| (kv, index))) {
+                assert!(answer(Append::plain(geometry, kv, index)).is_yes(), "{arch:?} {kv:?} {index:?}");
+            }
+            let refused = [
+                (
+                    Append { query: DType::F32, ..Append::default() },
+                    "queries and index queries in bf16, f16 or e4m3",
+                ),
+                (
+                    Append { index: CacheFormat::E4m3Fnuz, ..Append::default() },
+                    "caches in bf16, fp8 or NVFP4",
+                ),
+            ];
+            for (op, want) in refused {
+                let msa_core::variant::Support::No { reasons } = answer(op) else { panic!("{want}") };
+                assert!(reasons.iter().any(|r| r.ends_with(want)), "{reasons:?}");
             }
         }
     }

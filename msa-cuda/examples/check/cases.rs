@@ -1,12 +1,14 @@
 //! Random cases.
 
+mod append;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use half::bf16;
 use msa_core::args::Role;
 use msa_core::cache::{
-    CacheFormat, IndexCache, KvCache, block_outer, head_slot, interleaved, planar, sglang_row,
+    CacheFormat, IndexCache, KvCache, VScaleOrder, block_outer, head_slot, interleaved, planar, sglang_row,
 };
 use msa_core::error::Result;
 use msa_core::format::E4m3;
@@ -71,6 +73,7 @@ pub(crate) enum Layout {
 }
 
 /// One case: op, bounds, inputs, outputs.
+#[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) op: Op,
     pub(crate) bounds: Lengths,
@@ -81,14 +84,20 @@ pub(crate) struct Case {
     pub(crate) pages: u64,
     pub(crate) null_page: Option<u32>,
     pub(crate) pool: Vec<u8>,
-    lengths: Vec<(u32, u32)>,
-    special: &'static str,
+    /// Pages of the index cache of a step.
+    pub(crate) index_pool: Vec<u8>,
+    /// Of a case of append; else empty.
+    pub(crate) extras: append::Extras,
+    /// Rows and tokens of each request.
+    pub(crate) lengths: Vec<(u32, u32)>,
+    pub(crate) special: &'static str,
 }
 
-const PAGE: u32 = 128;
+pub(crate) const PAGE: u32 = 128;
 
 impl Case {
-    pub(crate) fn random(random: &mut Random) -> Self {
+    /// A case of the op called `only`, or of any.
+    pub(crate) fn random(random: &mut Random, only: Option<&str>) -> Self {
         let heads = random.pick(&[
             (64, 4, 4),
             (64, 4, 4),
@@ -107,14 +116,35 @@ impl Case {
             top_k: random.pick(&[16, 16, 16, 1, 3, 8, 32, 40, 64]),
             ..Geometry::M3
         };
-        match random.below(8) {
-            0..=2 => Self::index(random, geometry),
-            3 => Self::select(random, geometry),
+        let any = random.pick(&[
+            "index_score",
+            "index_score",
+            "index_score",
+            "select",
+            "append",
+            "append",
+            "sparse_decode",
+            "sparse_decode",
+            "sparse_decode",
+            "sparse_decode",
+            "merge",
+            "select_merge",
+            "step",
+            "step",
+            "step",
+        ]);
+        match only.unwrap_or(any) {
+            "append" => Self::append(random, geometry),
+            "index_score" => Self::index(random, geometry),
+            "select" => Self::select(random, geometry),
+            "merge" => Self::merge(random, geometry),
+            "select_merge" => Self::select_merge(random, geometry),
+            "step" => Self::step(random, geometry),
             _ => Self::decode(random, geometry),
         }
     }
 
-    fn index(random: &mut Random, geometry: Geometry) -> Self {
+    pub(crate) fn index(random: &mut Random, geometry: Geometry) -> Self {
         let op = IndexScore {
             geometry,
             query: random.pick(&[DType::Bf16, DType::E4m3, DType::E4m3]),
@@ -140,7 +170,7 @@ impl Case {
         case
     }
 
-    fn select(random: &mut Random, mut geometry: Geometry) -> Self {
+    pub(crate) fn select(random: &mut Random, mut geometry: Geometry) -> Self {
         geometry.top_k = random.pick(&[16, 16, 4, 40, 64]);
         let local = 1 + random.below(3) as u32;
         let op = Select {
@@ -169,7 +199,7 @@ impl Case {
         case
     }
 
-    fn decode(random: &mut Random, geometry: Geometry) -> Self {
+    pub(crate) fn decode(random: &mut Random, geometry: Geometry) -> Self {
         let op = Attention {
             geometry,
             query: random.pick(&[DType::Bf16, DType::E4m3]),
@@ -218,7 +248,7 @@ impl Case {
         case
     }
 
-    fn empty(random: &mut Random, op: Op, most_blocks: u64) -> Self {
+    pub(crate) fn empty(random: &mut Random, op: Op, most_blocks: u64) -> Self {
         let requests = 1 + random.below(5);
         let q = random.pick(&[1, 1, 2, 4, 8]);
         let mut lengths = Vec::new();
@@ -247,13 +277,15 @@ impl Case {
             pages: blocks + 3,
             null_page: random.chance(10).then(|| random.below(blocks + 3) as u32),
             pool: Vec::new(),
+            index_pool: Vec::new(),
+            extras: append::Extras::default(),
             lengths,
             special: random.pick(&["", "", "", "nan", "positions", "bad page", "bad length"]),
         }
     }
 
     /// Offsets, lengths, tables and sometimes positions; the number of rows, padding included.
-    fn add_batch(&mut self, random: &mut Random, paged: bool) -> u64 {
+    pub(crate) fn add_batch(&mut self, random: &mut Random, paged: bool) -> u64 {
         let mut offsets = vec![0_i32];
         for &(rows, _) in &self.lengths {
             offsets.push(offsets.last().copied().unwrap_or(0) + rows as i32);
@@ -278,7 +310,7 @@ impl Case {
         rows
     }
 
-    fn add_table(&mut self, random: &mut Random) {
+    pub(crate) fn add_table(&mut self, random: &mut Random) {
         let width = u64::from(self.bounds.max_kv_len()).div_ceil(128).max(1);
         let mut ids: Vec<i32> = (0..self.pages as i32).collect();
         for i in (1..ids.len()).rev() {
@@ -298,12 +330,12 @@ impl Case {
         self.add_i32(Role::BlockTable, &[self.lengths.len() as u64, width], &table);
     }
 
-    fn add_i32(&mut self, role: Role, shape: &[u64], values: &[i32]) {
+    pub(crate) fn add_i32(&mut self, role: Role, shape: &[u64], values: &[i32]) {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.inputs.push(Input { role, dtype: DType::I32, shape: shape.to_vec(), bytes, pad: 0 });
     }
 
-    fn add_rows(&mut self, random: &mut Random, role: Role, dtype: DType, rows: u64, heads: u32) {
+    pub(crate) fn add_rows(&mut self, random: &mut Random, role: Role, dtype: DType, rows: u64, heads: u32) {
         let count = rows * u64::from(heads) * 128;
         let nan = self.special == "nan";
         let bytes = elements(random, dtype, count, nan);
@@ -311,7 +343,7 @@ impl Case {
         self.inputs.push(Input { role, dtype, shape: vec![rows, heads.into(), 128], bytes, pad });
     }
 
-    fn add_scales(&mut self, random: &mut Random, roles: &[Role]) {
+    pub(crate) fn add_scales(&mut self, random: &mut Random, roles: &[Role]) {
         for &role in roles {
             if random.chance(30) {
                 let value = 0.25 + random.below(1000) as f32 / 700.0;
@@ -321,7 +353,7 @@ impl Case {
         }
     }
 
-    fn add_output(&mut self, role: Role, dtype: DType, shape: &[u64]) {
+    pub(crate) fn add_output(&mut self, role: Role, dtype: DType, shape: &[u64]) {
         let count: u64 = shape.iter().product::<u64>() * dtype.bytes();
         self.outputs.push(Input {
             role,
@@ -346,7 +378,7 @@ impl Case {
         self.add_i32(Role::BlockIndices, &[rows, lists.into(), k.into()], &all);
     }
 
-    fn random_scores(&self, random: &mut Random, lists: u64, blocks: u64) -> Vec<u8> {
+    pub(crate) fn random_scores(&self, random: &mut Random, lists: u64, blocks: u64) -> Vec<u8> {
         let style = random.below(6);
         let nan = self.special == "nan";
         let mut bytes = Vec::with_capacity((lists * blocks * 4) as usize);
@@ -379,7 +411,7 @@ impl Case {
         bytes
     }
 
-    fn fill_pool(&mut self, random: &mut Random, format: CacheFormat, bytes: u64) {
+    pub(crate) fn fill_pool(&mut self, random: &mut Random, format: CacheFormat, bytes: u64) {
         let dtype = format.dtype();
         let count = bytes / dtype.bytes();
         self.pool = match format {
@@ -452,10 +484,13 @@ impl Case {
     }
 
     pub(crate) fn kv_cache(&self, address: u64) -> Result<KvCache> {
-        let Op::SparseDecode(op) = &self.op else {
-            return planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
+        let (g, f) = match &self.op {
+            Op::SparseDecode(op) => (&op.geometry, op.cache),
+            Op::Step(step) => (&step.attention.geometry, step.attention.cache),
+            Op::Append(op) => (&op.geometry, op.kv),
+            _ => return planar(&Geometry::M3, CacheFormat::Bf16, 1, address),
         };
-        let (g, f, n) = (&op.geometry, op.cache, self.pages);
+        let n = self.pages;
         let cache = match self.layout {
             Layout::Planar => planar(g, f, n, address),
             Layout::HeadSlot => head_slot(g, f, n, address),
@@ -463,21 +498,46 @@ impl Case {
             Layout::Interleaved => interleaved(g, f, n, address),
             Layout::BlockOuter => block_outer(g, f, CacheFormat::E4m3, n, address, 2, 0).map(|c| c.0),
         }?;
-        Ok(KvCache { null_page: self.null_page, ..cache })
+        let v_scale_order = match cache.v_scale_order {
+            VScaleOrder::Linear if self.extras.flips_scale_order => VScaleOrder::TokenQuad,
+            VScaleOrder::TokenQuad if self.extras.flips_scale_order => VScaleOrder::Linear,
+            own => own,
+        };
+        Ok(KvCache { null_page: self.null_page, v_scale_order, ..cache })
     }
 
     pub(crate) fn index_cache(&self, address: u64) -> Result<IndexCache> {
-        let Op::IndexScore(op) = &self.op else {
-            return IndexCache::planar(&Geometry::M3, CacheFormat::Bf16, 1, address);
+        if let Op::Append(op) = &self.op {
+            let address = address + self.extras.kv_bytes;
+            let cache = IndexCache::planar(&op.geometry, op.index, self.extras.index_pages, address)?;
+            return Ok(IndexCache { null_page: self.extras.index_null_page, ..cache });
+        }
+        let op = match &self.op {
+            Op::IndexScore(op) => op,
+            Op::Step(step) => &step.index,
+            _ => return IndexCache::planar(&Geometry::M3, CacheFormat::Bf16, 1, address),
         };
         let cache = IndexCache::planar(&op.geometry, op.keys, self.pages, address)?;
         Ok(IndexCache { null_page: self.null_page, ..cache })
+    }
+
+    /// True if the caches are outputs.
+    pub(crate) fn writes_caches(&self) -> bool {
+        match &self.op {
+            Op::Append(_) => true,
+            Op::Step(step) => step.appends,
+            _ => false,
+        }
     }
 
     pub(crate) fn count(&self, hits: &mut BTreeMap<String, u64>) {
         let g = self.op.geometry();
         let mut hit = |what: String| *hits.entry(what).or_default() += 1;
         hit(format!("{} group {}", self.op.name(), g.group()));
+        if let Op::Append(op) = &self.op {
+            self.append_hits(op, &mut hit);
+            return;
+        }
         hit(format!("{} k {}", self.op.name(), g.top_k));
         hit(format!("{} q_len {}", self.op.name(), self.bounds.max_query_len()));
         hit(format!("{} special '{}'", self.op.name(), self.special));
@@ -503,7 +563,7 @@ impl fmt::Display for Case {
 }
 
 /// Ascending ids as selection writes them, holes, any order, blocks that are not there; sometimes one twice.
-fn random_list(random: &mut Random, style: u64, blocks: u32, k: u32) -> Vec<i32> {
+pub(crate) fn random_list(random: &mut Random, style: u64, blocks: u32, k: u32) -> Vec<i32> {
     let mut ids: Vec<i32> = (0..blocks as i32 + if style == 3 { 2 } else { 0 }).collect();
     for i in (1..ids.len()).rev() {
         ids.swap(i, random.below(i as u64 + 1) as usize);
@@ -524,7 +584,7 @@ fn random_list(random: &mut Random, style: u64, blocks: u32, k: u32) -> Vec<i32>
     ids
 }
 
-fn elements(random: &mut Random, dtype: DType, count: u64, nan: bool) -> Vec<u8> {
+pub(crate) fn elements(random: &mut Random, dtype: DType, count: u64, nan: bool) -> Vec<u8> {
     let scale = random.pick(&[1.0, 1.0, 4.0, 0.05]);
     match dtype {
         DType::Bf16 => {

@@ -26,10 +26,11 @@ struct Batch {
   const int32_t* positions;      // [rows], or null for kv_len - count + i
   const int32_t* block_table;    // [requests][table_stride]
   const uint32_t* bounds;        // [requests][2]: most query rows, most tokens
-  uint32_t* status;
+  uint32_t* status;              // [0] is shared by the kernels after the first
   uint64_t table_stride;         // elements
   uint64_t pages;
-  int64_t null_page;             // -1 if there is none
+  int32_t null_page;             // -1 if there is none
+  uint32_t own_status;           // words of the run if this kernel is its first, else 0
   uint32_t table_width, requests, rows, max_query;
 };
 
@@ -80,7 +81,90 @@ struct DecodeArguments {
   uint32_t one, combine_in_workspace, pad;
 };
 
+struct StatusArguments {
+  uint32_t* status;
+  uint32_t words, pad;  // at most 1024
+};
+
+struct MergeArguments {
+  const uint8_t* outputs;  // [states][rows][heads][channels] f32 or bf16
+  uint64_t outputs_state, outputs_row, outputs_head;
+  const uint8_t* lses;     // [states][rows][heads] f32: LSEs or maxima
+  uint64_t lses_state, lses_row;
+  const uint8_t* sums;     // [states][rows][heads] f32, or null where the outputs are normalised
+  uint64_t sums_state, sums_row;
+  uint8_t* output;         // [rows][heads][channels]
+  uint64_t output_row, output_head;
+  uint8_t* lse;            // [rows][heads] f32
+  uint64_t lse_row;
+  uint32_t* status;
+  uint32_t rows, heads, channels, states;
+  uint32_t partial_is_bf16, output_type, base_two, pad;
+};
+
+struct SelectMergeArguments {
+  const uint8_t* keys;  // [world][rows][heads][k] u64
+  uint64_t keys_rank, keys_row, keys_head;
+  uint8_t* indices;     // [rows][lists][k] i32
+  uint64_t indices_row, indices_list;
+  uint32_t* status;
+  uint32_t rows, heads, lists, world;
+  uint32_t k, score_order;
+};
+
+// One tensor that append writes, with its source. `format` is one of append.cuh's Stored.
+struct AppendTensor {
+  const uint8_t* source;  // [rows][heads][128] bf16
+  uint64_t source_row, source_head;
+  const uint16_t* norm;   // [128] bf16, applied as 1 + w, or null
+  const float* factor;    // a cache: what is stored is divided by it; null for 1
+  View output;            // a query: page_stride is that of a row, token_stride unused
+  View scale;             // block scales, NVFP4 only
+  uint64_t pages;         // a cache's
+  int64_t null_page;      // -1 if there is none
+  uint32_t heads, format, is_cache, rotates, scale_is_quad;
+  uint32_t first_block;   // blocks of threads from here to the next tensor's
+  uint32_t period;        // blocks after which head 0 is first again, and the rows that they take in a pass
+  uint32_t row_step;
+  uint64_t source_step, output_step;  // bytes of so many rows
+};
+
+// An entry of the table that finds the last row of a slot: open addressing, at most half full.
+struct Winner {
+  unsigned long long key;  // slot + 1, 0 for an empty entry
+  uint32_t row, pad;       // row + 1
+};
+
+// Rows and the table that they are entered into.
+struct RowArguments {
+  const int64_t* slots;      // [rows]
+  const int32_t* positions;  // [rows], or null if nothing is rotated
+  Winner* winners;           // null: the slots are searched instead
+  const int32_t* last_offset;  // rows from it on are padding; null if none is
+  uint32_t row_begin, row_end, rows;  // of this launch, and in all
+  uint32_t positions_end;    // rows of the tables of cosines and sines; 1 without positions
+  uint32_t winner_mask, later;
+};
+
+struct AppendArguments {
+  AppendTensor tensors[5];
+  RowArguments rows;
+  const float* cosines;  // [positions_end][half]
+  const float* sines;
+  uint64_t cosine_row, sine_row;  // elements
+  uint32_t* status;
+  uint32_t passes;       // heads that a lane takes, one after the other
+  uint32_t half;         // rotated pairs
+  uint32_t half_is_32;   // and the tables can be read two at a time
+  float epsilon;
+  uint32_t reciprocal;
+  uint32_t own_status;   // words of the run if this kernel is its first, else 0
+};
+
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
+static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 960 && sizeof(Winner) == 16,
+              "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
+static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
 
 }  // namespace msa

@@ -3,6 +3,7 @@
 
 #include "arguments.cuh"
 #include "ptx.cuh"
+#include "status.cuh"
 
 namespace msa {
 
@@ -10,7 +11,15 @@ struct Request {
   int first_row, rows, tokens;
 };
 
-MSA_DEVICE void raise(const Batch& batch, uint32_t bit) { atomicOr(batch.status, bit); }
+// Every thread of a block, before its first access to memory that an earlier kernel may write.
+MSA_DEVICE void begin(const Batch& batch) {
+  wait_for_predecessor();
+  if (!batch.own_status) return;
+  clear_own_status(batch.status, batch.own_status);
+  __syncthreads();
+}
+
+MSA_DEVICE void raise(const Batch& batch, uint32_t bit) { raise(batch.status, batch.own_status, bit); }
 
 // A request whose offsets or length are out of range is empty; its rows are not touched.
 MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {

@@ -127,6 +127,11 @@ MSA_DEVICE uint32_t to_bf16x2(float high, float low) {
   asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
+MSA_DEVICE uint32_t to_e4m3x2(float high, float low) {
+  uint16_t r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+}
 MSA_DEVICE float f16_low_to_float(uint32_t v) {
   float r;
   asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.f32.f16 %0,l;}" : "=f"(r) : "r"(v));
@@ -144,6 +149,30 @@ MSA_DEVICE uint32_t f16x2_to_bf16x2(uint32_t v) { return to_bf16x2(f16_high_to_f
 MSA_DEVICE float exp2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+// 1/x by the multi-function unit: one MUFU.RCP, subnormals flushed.
+MSA_DEVICE float reciprocal_approx(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
+  return r;
+}
+// The lesser of two pairs of signed, the greater of two pairs of unsigned 16-bit numbers.
+MSA_DEVICE uint32_t min_s16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("min.s16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+MSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("max.u16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+// The greater of two numbers, NaN if one is.
+MSA_DEVICE float max_or_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0,%1,%2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
 

@@ -11,7 +11,7 @@ use msa_core::tensor::DType;
 
 use super::index::check_token_strides;
 use super::{BatchPlan, Run, image};
-use crate::arguments::{DecodeArguments, ONE};
+use crate::arguments::{DecodeArguments, ONE, output_type};
 use crate::context::{Context, Function, Grid};
 use crate::launch;
 use crate::variants::groups;
@@ -59,6 +59,11 @@ impl DecodeStage {
             partial_outputs: plan.region("partial_outputs").cloned(),
             partial_states: plan.region("partial_states").cloned(),
         })
+    }
+
+    /// The grid of its first kernel.
+    pub(crate) fn grid(&self) -> Grid {
+        self.grid
     }
 
     /// # Safety
@@ -115,11 +120,7 @@ impl DecodeStage {
             lists: indices.extent(1) as u32,
             splits: self.splits,
             query_is_e4m3: (op.query == DType::E4m3).into(),
-            output_type: match op.output.dtype {
-                DType::F32 => 2,
-                DType::F16 => 1,
-                _ => 0,
-            },
+            output_type: output_type(op.output.dtype),
             lse_base_two: (op.output.lse_base == LseBase::Two).into(),
             v_scale_linear: (cache.v_scale_order == VScaleOrder::Linear).into(),
             one: ONE,

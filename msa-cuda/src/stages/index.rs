@@ -41,6 +41,11 @@ impl IndexStage {
         })
     }
 
+    /// The grid of its first kernel.
+    pub(crate) fn grid(&self) -> Grid {
+        self.grid
+    }
+
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {

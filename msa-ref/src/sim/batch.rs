@@ -22,6 +22,7 @@ pub struct Row {
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     rows: Vec<Option<Row>>,
+    end: u64,
     kv_lengths: Vec<u32>,
     tables: Vec<i32>,
     table_width: usize,
@@ -42,8 +43,13 @@ impl Batch {
         let positions = list(Role::Positions)?;
         let tables = list(Role::BlockTable)?.unwrap_or_default();
         let table_width = args.tensor(Role::BlockTable).map_or(0, |t| t.extent(1) as usize);
-        let mut batch =
-            Self { rows: vec![None; extents.rows as usize], kv_lengths: Vec::new(), tables, table_width };
+        let mut batch = Self {
+            rows: vec![None; extents.rows as usize],
+            end: offsets.last().map_or(0, |&end| u64::try_from(end).unwrap_or(0)),
+            kv_lengths: Vec::new(),
+            tables,
+            table_width,
+        };
         let mut status = Status::default();
         for (request, &length) in lengths.iter().enumerate() {
             let bound = plan.requests.get(request).copied().unwrap_or_default();
@@ -76,6 +82,11 @@ impl Batch {
     /// Rows of the batch; `None` for padded rows, which are not touched.
     pub fn rows(&self) -> &[Option<Row>] {
         &self.rows
+    }
+
+    /// The last offset, 0 if it is negative: rows from here on are padding, whatever the offsets before it are.
+    pub fn end(&self) -> u64 {
+        self.end
     }
 
     /// Tokens in the cache of a request.

@@ -60,8 +60,8 @@ pub(crate) fn step(
     let (batch, lengths) = Batch::read(memory, args, plan, extents)?;
     let mut status = lengths;
     if op.appends {
-        // Rows behind the last one of a request are padding: nothing of them is inserted or written.
-        let rows = batch.rows().iter().rposition(Option::is_some).map_or(0, |last| last as u64 + 1);
+        // Rows from the last offset on are padding: nothing of them is inserted or written.
+        let rows = batch.end().min(extents.rows);
         status = status.with(super::append::run(plan, memory, args, Extents { rows, ..extents })?);
     }
     let indices = *required(args, Role::BlockIndices)?;

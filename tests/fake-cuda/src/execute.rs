@@ -48,8 +48,8 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
     let mut reach = Reach { device, memory };
     match launch.symbol.as_str() {
         "clear_status" => {
-            let address = u64::from_le_bytes(*parameter(launch)?);
-            reach.bytes_mut("status", address, 4)?.fill(0);
+            let a: &arguments::StatusArguments = parameter(launch)?;
+            reach.bytes_mut("status", a.status, 4 * u64::from(a.words))?.fill(0);
             Ok(())
         }
         symbol if symbol.starts_with("index_score_") => index::run(launch, &mut reach),
@@ -127,8 +127,10 @@ struct Job<'a> {
     op: Op,
     lengths: &'a Lengths,
     args: Args,
-    /// Where the status word is.
+    /// Where the status words are.
     status: u64,
+    /// Words of the run if this is its first kernel, which clears them and has one a block; else 0.
+    own_status: u32,
 }
 
 impl Job<'_> {
@@ -164,7 +166,10 @@ impl Job<'_> {
         unsafe { prepared.enqueue(Stream(0), &self.args, workspace) }?;
         // SAFETY: as above; the reference has run.
         let status = unsafe { prepared.status(Stream(0), workspace) }?;
-        let word = reach.bytes_mut("status", self.status, 4)?;
+        reach.bytes_mut("status", self.status, 4 * u64::from(self.own_status))?.fill(0);
+        // The first block's, or the one that all kernels share.
+        let word = self.status + if self.own_status > 0 { 4 } else { 0 };
+        let word = reach.bytes_mut("status", word, 4)?;
         word.iter_mut().zip(status.0.to_le_bytes()).for_each(|(byte, bits)| *byte |= bits);
         Ok(())
     }

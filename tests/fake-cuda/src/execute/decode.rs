@@ -64,7 +64,7 @@ fn attend(a: &DecodeArguments, launch: &Launch, reach: &mut Reach<'_>) -> Result
     let explicit = (1..a.splits.min(a.k)).rev();
     let explicit = explicit.map(|splits| PlanOptions { splits: Some(splits), ..PlanOptions::default() });
     let options: Vec<PlanOptions> = options.into_iter().chain(explicit).collect();
-    let job = Job { op: Op::SparseDecode(op), lengths: &lengths, args, status: a.batch.status };
+    let job = Job { op: Op::SparseDecode(op), lengths: &lengths, args, status: a.batch.status, own_status: a.batch.own_status };
     let splits = a.splits as usize;
     job.run(launch, reach, &options, |plan| table(plan, requests as usize, splits) == parts)
 }

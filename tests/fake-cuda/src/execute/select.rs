@@ -42,6 +42,6 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
     )?;
     let args = a.batch.arguments()?.with(Role::Scores, scores).with(Role::BlockIndices, indices);
     let lengths = a.batch.lengths(reach, a.batch.requests)?;
-    let job = Job { op: Op::Select(op), lengths: &lengths, args, status: a.batch.status };
+    let job = Job { op: Op::Select(op), lengths: &lengths, args, status: a.batch.status, own_status: a.batch.own_status };
     job.run(launch, reach, &[PlanOptions::default()], |_| true)
 }
