@@ -163,7 +163,9 @@ mod tests {
 
     #[test]
     fn blocks_of_append_cover_every_head_of_every_row_once() {
-        for (rows, heads, passes) in [(1, 64, 1), (128, 4, 1), (33, 1, 2), (100, 6, 3), (65, 24, 2), (7, 5, 1), (9, 0, 1)] {
+        for (rows, heads, passes) in
+            [(1, 64, 1), (128, 4, 1), (33, 1, 2), (100, 6, 3), (65, 24, 2), (7, 5, 1), (9, 0, 1)]
+        {
             let share = append_share(rows, heads, passes);
             let mut seen = vec![0; (rows * u64::from(heads)) as usize];
             for block in 0..share.blocks {

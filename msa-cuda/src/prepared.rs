@@ -102,7 +102,8 @@ impl Prepared for CudaPrepared {
         let extents = args.check(&self.plan.op, &self.lengths)?;
         self.check_workspace(workspace)?;
         let _current = self.context.enter()?;
-        let with_scores = self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
+        let with_scores =
+            self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
         let args = with_scores.as_ref().unwrap_or(args);
         let is_step = matches!(self.plan.op, Op::Step(_));
         let run = |number: usize| {

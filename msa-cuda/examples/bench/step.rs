@@ -33,7 +33,13 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
             let mut line = format!("step {name:15} {:4}K:", context / 1024);
             for requests in REQUESTS {
                 let op = Step {
-                    append: Append { kv: cache, index: cache, query, index_query: query, ..Append::default() },
+                    append: Append {
+                        kv: cache,
+                        index: cache,
+                        query,
+                        index_query: query,
+                        ..Append::default()
+                    },
                     index: IndexScore { query, keys: cache, precision, ..IndexScore::default() },
                     attention: Attention { query, cache, ..Attention::default() },
                     ..Step::default()

@@ -31,13 +31,19 @@ pub(crate) fn run(device: &dyn Device, amount: Amount) -> Result<u64> {
         case.inputs.iter_mut().chain(&mut case.outputs).for_each(|input| input.pad = 0);
         let Ok(plan) = device.plan(&case.op, &case.bounds, &case.options) else { continue };
         let want = device::run(&*reference, &device::as_reference(&plan), &case)?;
-        let (got, far_pages) = run_far(device, &plan, &case).inspect_err(|_| println!("case {number}: {case}"))?;
+        let (got, far_pages) =
+            run_far(device, &plan, &case).inspect_err(|_| println!("case {number}: {case}"))?;
         (done, pages) = (done + 1, pages + u64::from(far_pages));
         let difference = want.difference(&got);
         if difference.is_some() || (want.status.0 ^ got.status.0) & !Status::PAGE != 0 {
             failed += 1;
             let status = format!("status {} want {}", got.status, want.status);
-            println!("case {number} seed {}: {}: {}: {case}", amount.seed, plan.variant, difference.unwrap_or(status));
+            println!(
+                "case {number} seed {}: {}: {}: {case}",
+                amount.seed,
+                plan.variant,
+                difference.unwrap_or(status)
+            );
         }
     }
     println!("{} passed, {failed} failed; {pages} with pages beyond 2^32 bytes", done - failed);
@@ -203,7 +209,8 @@ impl Far<'_> {
     }
 
     fn read(&self, args: &Args, output: &Input) -> Result<Vec<u8>> {
-        let tensor = args.tensor(output.role).ok_or(Error::Missing { op: "check", role: output.role.name() })?;
+        let tensor =
+            args.tensor(output.role).ok_or(Error::Missing { op: "check", role: output.role.name() })?;
         let mut bytes = output.bytes.clone();
         let each = pieces(output, &output.bytes).next().map_or(1, <[u8]>::len);
         for (row, piece) in (0_u64..).zip(bytes.chunks_mut(each)) {

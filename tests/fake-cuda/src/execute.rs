@@ -3,6 +3,7 @@
 //! An address outside the memory of the device is the illegal access that it would be. What the parameter says in two ways
 //! (parts and their number, the grid and the bounds) must agree.
 
+mod append;
 /// The host's own declaration of what it passes.
 #[allow(dead_code, reason = "not every field decides what the reference does")]
 #[path = "../../../msa-cuda/src/arguments.rs"]
@@ -10,6 +11,7 @@ mod arguments;
 mod batch;
 mod decode;
 mod index;
+mod merge;
 mod select;
 
 use msa_core::args::Args;
@@ -52,10 +54,14 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
             reach.bytes_mut("status", a.status, 4 * u64::from(a.words))?.fill(0);
             Ok(())
         }
+        "merge" => merge::states(launch, &mut reach),
+        "select_merge" => merge::candidates(launch, &mut reach),
         symbol if symbol.starts_with("index_score_") => index::run(launch, &mut reach),
         symbol if symbol.starts_with("select_") => select::run(launch, &mut reach),
         symbol if symbol.starts_with("sparse_decode") => decode::run(launch, &mut reach),
         "combine_parts" => decode::combine(launch, &mut reach),
+        "append_once" | "append_per_step" => append::run(launch, &mut reach),
+        "clear_winners" | "find_winners" => append::find_winners(launch, &mut reach),
         other => {
             Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs")))
         }

@@ -44,7 +44,13 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
     let args = with_scalar(args, Role::IndexQueryScale, a.query_factor)?;
     let args = with_scalar(args, Role::IndexKeyScale, a.key_factor)?;
     let lengths = a.batch.lengths(reach, a.batch.requests)?;
-    let job = Job { op: Op::IndexScore(op), lengths: &lengths, args, status: a.batch.status, own_status: a.batch.own_status };
+    let job = Job {
+        op: Op::IndexScore(op),
+        lengths: &lengths,
+        args,
+        status: a.batch.status,
+        own_status: a.batch.own_status,
+    };
     job.run(launch, reach, &[PlanOptions::default()], |_| true)
 }
 

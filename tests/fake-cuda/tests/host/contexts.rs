@@ -176,7 +176,7 @@ fn dropping_neither_waits_nor_frees() {
         // SAFETY: placement and workspace live.
         unsafe { prepared.enqueue(msa_core::backend::Stream(0), &placement.args, workspace) }.unwrap();
         let queued = fake::pending();
-        assert!(queued >= 2);
+        assert!(queued >= 1);
         fake::take_log();
         drop(prepared);
         assert_eq!((fake::take_calls(), fake::pending()), (Vec::new(), queued));

@@ -4,7 +4,7 @@ use crate::child::{Driver, test_name};
 use crate::fake;
 use crate::work::{Work, device};
 
-/// Kernels of a run, and no call but launches.
+/// Kernels of a run but the one that clears its status, and no call but launches.
 fn kernels_of(work: &Work) -> Vec<String> {
     fake::take_log();
     work.enqueue(0).unwrap();
@@ -15,7 +15,7 @@ fn kernels_of(work: &Work) -> Vec<String> {
         let name = launch.split(' ').find_map(|word| word.strip_prefix("kernel="));
         name.unwrap_or_default().to_owned()
     };
-    work.map(kernel).collect()
+    work.map(kernel).filter(|name| name != "clear_status").collect()
 }
 
 #[test]
@@ -26,14 +26,13 @@ fn p06_every_layout_is_read_where_it_stands() {
             for kv in ["bf16", "fp8"] {
                 let line = format!("sparse_decode(len=[1x300,2x129],kv={kv},layout={layout})");
                 let work = Work::new(&device, &line);
-                assert_eq!(kernels_of(&work), ["clear_status", "sparse_decode"], "{line}");
+                assert_eq!(kernels_of(&work), ["sparse_decode"], "{line}");
                 work.status(0).unwrap();
                 work.check();
             }
         }
         let work = Work::new(&device, "index_score(len=[1x300,2x129],ik=fp8,layout=sglang_row)");
-        assert_eq!(kernels_of(&work)[0], "clear_status");
-        assert_eq!(kernels_of(&work).len(), 2);
+        assert!(matches!(&kernels_of(&work)[..], [name] if name.starts_with("index_score")));
         work.status(0).unwrap();
         work.check();
     });
@@ -49,7 +48,7 @@ fn e09_one_head_takes_any_head_stride_without_a_copy() {
             (cache.key.head_stride, cache.value.head_stride) = (stride, stride);
             work.placement.args.kv_cache = Some(cache);
             work.reset();
-            assert_eq!(kernels_of(&work), ["clear_status", "sparse_decode"]);
+            assert_eq!(kernels_of(&work), ["sparse_decode"]);
             work.status(0).unwrap();
             work.check();
         }
