@@ -1,7 +1,8 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick | step | append]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row: index scoring, selection, both,
-//! sparse decode; with `step` the composite, and its stages as operations of their own; with `append` that alone.
+//! `bench [quick] [index] [sparse] [step] [append] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
+//! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
+//! own; with `append` that alone.
 
 #[path = "bench/append.rs"]
 mod append;
@@ -36,12 +37,24 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let bench = Bench::new(&*device)?;
-    if std::env::args().any(|a| a == "step") {
-        return step::run(&bench);
+    let named = |what: &str| std::env::args().any(|a| a == what);
+    if named("step") {
+        step::run(&bench)?;
     }
-    if std::env::args().any(|a| a == "append") {
-        return append::run(&bench);
+    if named("append") {
+        append::run(&bench)?;
     }
+    let rest = !(named("step") || named("append") || named("index") || named("sparse"));
+    if named("index") || rest {
+        index_rows(&bench, named("quick"))?;
+    }
+    if named("sparse") || rest {
+        sparse_rows(&bench)?;
+    }
+    Ok(())
+}
+
+fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),
@@ -51,7 +64,9 @@ fn run() -> Result<()> {
         ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4, ScorePrecision::Faithful),
         ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
     ] {
-        let quick = std::env::args().any(|a| a == "quick");
+        if !chosen(name) {
+            continue;
+        }
         for (context, rows) in [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)] {
             if quick && (context != 131_072 || rows > 1) {
                 continue;
@@ -65,6 +80,10 @@ fn run() -> Result<()> {
             println!("{line}");
         }
     }
+    Ok(())
+}
+
+fn sparse_rows(bench: &Bench<'_>) -> Result<()> {
     for (name, query, cache) in [
         ("fp8", DType::E4m3, CacheFormat::E4m3),
         ("nvfp4", DType::E4m3, CacheFormat::Nvfp4),
@@ -72,6 +91,9 @@ fn run() -> Result<()> {
         ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4),
         ("bf16", DType::Bf16, CacheFormat::Bf16),
     ] {
+        if !chosen(name) {
+            continue;
+        }
         for splits in [None, Some(1), Some(2), Some(4), Some(8), Some(16)] {
             let op = Attention { query, cache, ..Attention::default() };
             let mut line = format!("sparse {name:13} splits {splits:?}:");
@@ -82,6 +104,11 @@ fn run() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the formats `name` are to be timed: all, or those of `only=`.
+fn chosen(name: &str) -> bool {
+    std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
 }
 
 struct Bench<'a> {

@@ -12,99 +12,151 @@
 namespace msa {
 
 enum class Keys { BF16, FP8, NVFP4 };
-enum class Path { F16, BF16, WGMMA };
+// F16 and BF16 are mma.sync, WGMMA takes e4m3 operands and WGMMA_F16 the same values as f16.
+enum class Path { F16, BF16, WGMMA, WGMMA_F16 };
 
 template <Keys K> struct KeyBytes;
 template <> struct KeyBytes<Keys::BF16> { static constexpr int ROW = 256, SCALE = 0; };
 template <> struct KeyBytes<Keys::FP8> { static constexpr int ROW = 128, SCALE = 0; };
 template <> struct KeyBytes<Keys::NVFP4> { static constexpr int ROW = 64, SCALE = 8; };
 
+// On Hopper the products of f16 operands are wgmma, whose results are those of mma.sync bit for bit (measured); its queries stand
+// in shared memory, which leaves registers for two tiles in flight.
+template <Path P>
+constexpr Path ON_THIS_ARCH =
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    P == Path::F16 ? Path::WGMMA_F16 : P;
+#else
+    P;
+#endif
+
 // Geometry of one instantiation. PAGE_WARPS: warps that share a page (1 or 4).
 template <Keys K, Path P, int NT, int PAGE_WARPS>
 struct Shape {
   static constexpr int WARPS = 8, GROUPS = WARPS / 4;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
-  // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 128
-  // requests of 128K tokens), a page a stage against two stages of 64 rows: wgmma 304 us and 325, bf16 390 and 419, but f16
-  // 496 and 380.
+  // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
+  // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
+  // 77.6 / 287, bf16 8.0 / 31.0 / 99.6 / 366 and 8.5 / 31.4 / 103 / 380, but f16 7.9 / 29.6 / 92.9 / 344 and 8.0 / 28.6 / 91.4 / 336.
   static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : K == Keys::NVFP4 && P != Path::F16 ? 128 : 64;
   static constexpr int STAGES = UNIT_ROWS / STAGE_ROWS;  // stages of a unit
   static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : STAGE_ROWS == 128 ? 1 : 2;
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
   static constexpr Table TABLE = P == Path::BF16 ? Table::BF16 : Table::E4M3;
-  static constexpr int QUERY_BYTES = P == Path::WGMMA ? NT * 1024 : 0;  // of a warpgroup
+  // Of a warpgroup; the same on every arch, as the launching side knows one number.
+  static constexpr int QUERY_BYTES = P == Path::WGMMA ? NT * 1024 : P == Path::F16 ? NT * 2048 : 0;
   static constexpr int TABLE_BYTES = K == Keys::NVFP4 ? Nvfp4<TABLE>::SHARED_BYTES : 0;
   static constexpr int ROWS = NT * 8;
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
-  static constexpr int SHARED = GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * (2 * 4 + 1) * ROWS * 4 + WARPS * RING * 8;
+  // Of each row of a warpgroup: address of its scores, maxima of four warps twice, visible tokens.
+  static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
+  static constexpr int SHARED = GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * RING * 8;
   // Two blocks an SM where shared memory and registers allow it.
-  static constexpr int BLOCKS_PER_SM = SHARED <= 110 * 1024 && NT < 4 ? 2 : 1;
+  static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 && (NT < 4 || QUERY_BYTES > 0) ? 2 : 1;
 };
 
 struct True { static constexpr bool VALUE = true; };
 struct False { static constexpr bool VALUE = false; };
 
-// Where in the flattened unit list a warpgroup stands.
+// Where in the flattened unit list a warpgroup stands: at the unit that begins with page `base` of a request's `pages`.
 struct Cursor {
-  int request, unit, units;  // units of the request
+  int request, base, pages;
 };
 
-template <int PAGE_WARPS>
-MSA_DEVICE int units_of(const Batch& batch, int request) {
-  Request r = load_request(batch, request, false);
-  int pages = r.rows > 0 ? (r.tokens + BLOCK - 1) / BLOCK : 0;
-  return PAGE_WARPS == 1 ? (pages + 3) / 4 : pages;
+MSA_DEVICE int pages_of(const Batch& batch, int request) {
+  const Request r = load_request(batch, request, false);
+  return r.rows > 0 ? (r.tokens + BLOCK - 1) / BLOCK : 0;
 }
 
+// A unit is one page for each warp, or one page for all four.
 template <int PAGE_WARPS>
-MSA_DEVICE void next_unit(const Batch& batch, Cursor& c) {
-  if (++c.unit < c.units) return;
-  c.unit = 0;
+constexpr int UNIT_PAGES = 4 / PAGE_WARPS;
+
+// True if the next unit is of another request.
+template <int PAGE_WARPS>
+MSA_DEVICE bool next_unit(const Batch& batch, Cursor& c) {
+  c.base += UNIT_PAGES<PAGE_WARPS>;
+  if (c.base < c.pages) return false;
+  c.base = 0;
   do {
     c.request++;
-    c.units = c.request < (int)batch.requests ? units_of<PAGE_WARPS>(batch, c.request) : 1;
-  } while (c.units == 0);
+    c.pages = c.request < (int)batch.requests ? pages_of(batch, c.request) : 1;
+  } while (c.pages == 0);
+  return true;
 }
 
-// Units of the whole batch, and the place of unit `target`.
-template <int PAGE_WARPS>
-MSA_DEVICE int64_t count_units(const Batch& batch, int lane) {
-  int64_t sum = 0;
-  for (int i = lane; i < (int)batch.requests; i += 32) sum += units_of<PAGE_WARPS>(batch, i);
-#pragma unroll
-  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(FULL_WARP, sum, o);
-  return sum;
+// A warpgroup's share of the unit list: `first` and `count`, as even as can be.
+struct Share {
+  uint32_t first, count;
+};
+MSA_DEVICE Share share_of(uint32_t units, uint32_t me, uint32_t of) {
+  const uint32_t each = units / of, more = units - each * of;
+  return {each * me + min(me, more), each + (me < more)};
 }
 
+// The share of group `me` of `of`, and the place of its first unit; one pass for up to 32 requests.
 template <int PAGE_WARPS>
-MSA_DEVICE Cursor find_unit(const Batch& batch, int64_t target, int lane) {
-  int64_t before = 0;
-  for (int base = 0; base < (int)batch.requests; base += 32) {
-    const int mine = base + lane < (int)batch.requests ? units_of<PAGE_WARPS>(batch, base + lane) : 0;
-    int sum = mine;
+MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int lane, Share& share) {
+  constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
+  const int requests = (int)batch.requests;
+  uint32_t total = 0;
+  int pages = 0;
+  for (int base = 0; base < requests; base += 32) {
+    pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
+    total += __reduce_add_sync(FULL_WARP, (uint32_t)(pages + EACH - 1) / EACH);
+  }
+  share = share_of(total, me, of);
+  uint32_t before = 0;
+  for (int base = 0; base < requests; base += 32) {
+    if (requests > 32) pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
+    const uint32_t mine = (uint32_t)(pages + EACH - 1) / EACH;
+    uint32_t sum = mine;
 #pragma unroll
     for (int o = 1; o < 32; o <<= 1) {
-      int other = __shfl_up_sync(FULL_WARP, sum, o);
+      const uint32_t other = __shfl_up_sync(FULL_WARP, sum, o);
       if (lane >= o) sum += other;
     }
-    const int total = __shfl_sync(FULL_WARP, sum, 31);
-    if (target < before + total) {
-      const uint32_t past = __ballot_sync(FULL_WARP, before + sum > target);
-      const int owner = __ffs(past) - 1;
-      const int end = __shfl_sync(FULL_WARP, sum, owner), units = __shfl_sync(FULL_WARP, mine, owner);
-      return {base + owner, (int)(target - before) - (end - units), units};
+    const uint32_t end = before + __shfl_sync(FULL_WARP, sum, 31);
+    if (share.first < end) {
+      const int owner = __ffs(__ballot_sync(FULL_WARP, before + sum > share.first)) - 1;
+      const uint32_t begin = before + __shfl_sync(FULL_WARP, sum - mine, owner);
+      return {base + owner, (int)(share.first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner)};
     }
-    before += total;
+    before = end;
   }
-  return {(int)batch.requests, 0, 1};
+  return {requests, 0, 1};
 }
 
-template <Keys K, Path P, int NT, int PAGE_WARPS>
+// Maxima over the eight rows r of a quad's V values; every lane ends with one of them in v[0], whose index is returned.
+template <int V>
+MSA_DEVICE int warp_maxima(float* v, int r) {
+  int index = 0;
+#pragma unroll
+  for (int bit = 0, left = V; bit < 3; bit++) {
+    const bool odd = r >> bit & 1;
+    if (left > 1) {
+      left /= 2;
+      index = 2 * index + odd;
+    }
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+      if (i >= left) break;
+      const bool pairwise = left << (bit + 1) == V;
+      const float keep = pairwise && odd ? v[i + left] : v[i], give = pairwise ? (odd ? v[i] : v[i + left]) : v[i];
+      v[i] = fmaxf(keep, __shfl_xor_sync(FULL_WARP, give, 4 << bit));
+    }
+  }
+  return index;
+}
+
+template <Keys K, Path VARIANT, int NT, int PAGE_WARPS>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void index_score(const IndexArguments& p) {
-  using S = Shape<K, P, NT, PAGE_WARPS>;
+  using S = Shape<K, VARIANT, NT, PAGE_WARPS>;
+  constexpr Path P = ON_THIS_ARCH<VARIANT>;
   using Codes = Nvfp4<S::TABLE>;
   constexpr Mma M = P == Path::BF16 ? Mma::BF16 : Mma::F16;
+  constexpr bool ASYNC = P == Path::WGMMA || P == Path::WGMMA_F16;
   constexpr int ROW = KeyBytes<K>::ROW, SCALE = KeyBytes<K>::SCALE;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
@@ -113,9 +165,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   const uint32_t s_query = base + group * S::QUERY_BYTES;
   const uint32_t s_ring = base + S::GROUPS * S::QUERY_BYTES + warp * S::RING * S::STAGE_BYTES;
   const uint32_t s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
-  const uint32_t s_maxima = s_table + S::TABLE_BYTES + group * 2 * 4 * S::ROWS * 4;
-  const uint32_t s_visible = s_table + S::TABLE_BYTES + S::GROUPS * 2 * 4 * S::ROWS * 4 + group * S::ROWS * 4;
-  const uint32_t s_barrier = s_table + S::TABLE_BYTES + S::GROUPS * 9 * S::ROWS * 4 + warp * S::RING * 8;
+  const uint32_t s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
+  const uint32_t s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
+  const uint32_t s_barrier = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES + warp * S::RING * 8;
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
   if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, 256, p.exact != 0);
@@ -124,7 +176,74 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     barrier_init_fence();
   }
   __syncthreads();
-  begin(p.batch);
+  // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
+  // may be what it writes.
+  if (p.batch.own_status) begin(p.batch);
+
+  // ---- this warpgroup's contiguous range of units
+  Share share;
+  Cursor here = find_share<PAGE_WARPS>(p.batch, blockIdx.x * S::GROUPS + group, gridDim.x * S::GROUPS, lane, share);
+  Cursor ahead = here;
+  const int count = (int)share.count;
+  const int row0 = PAGE_WARPS == 4 ? 32 * w : 0;
+
+  // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
+  // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
+  const int page_warp = PAGE_WARPS == 1 ? w : 0;
+  const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
+  int ahead_unit = 0, ahead_stage = 0;
+  int32_t ahead_id = -1;
+  uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
+  bool readable_ahead = false;
+  const uint8_t *ahead_keys = nullptr, *ahead_scales = nullptr;
+  auto look_up = [&]() {
+    if (lane == 0) ahead_id = load_page_id(p.batch, ahead.request, ahead.base + page_warp);
+  };
+  if (count > 0) look_up();
+  const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
+                        p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
+  auto issue = [&](int slot) {
+    if (ahead_unit >= count) return;
+    if (ahead_stage == 0) {
+      const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
+      const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
+      if (inside && !there) raise(p.batch, STATUS_PAGE);
+      readable_ahead = inside && there && id != p.batch.null_page;
+      ahead_keys = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)id * p.key.page_stride + row0 * p.key.token_stride;
+      if (K == Keys::NVFP4) ahead_scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)id * p.scale.page_stride + row0 * SCALE;
+    }
+    const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
+    unreadable = (unreadable & ~(1u << slot)) | ((readable_ahead ? 0u : 1u) << slot);
+    if (lane == 0) {
+      barrier_expect(barrier, readable_ahead ? S::STAGE_BYTES : 0);
+      if (readable_ahead && one_copy) {
+        bulk_copy(destination, ahead_keys, S::STAGE_BYTES, barrier);
+      } else if (readable_ahead) {
+        const uint8_t* source = ahead_keys + ahead_stage * S::STAGE_ROWS * p.key.token_stride;
+        if (p.key.token_stride == ROW) {
+          bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < S::STAGE_ROWS; i++) bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
+        }
+        if (K == Keys::NVFP4)
+          bulk_copy(destination + S::STAGE_ROWS * ROW, ahead_scales + ahead_stage * S::STAGE_ROWS * SCALE, S::STAGE_ROWS * SCALE, barrier);
+      }
+    }
+    if (++ahead_stage == S::STAGES) {
+      ahead_stage = 0;
+      if (++ahead_unit < count) {
+        next_unit<PAGE_WARPS>(p.batch, ahead);
+        look_up();
+      }
+    }
+  };
+  if (!p.batch.own_status) {
+    begin(p.batch);
+    release_successor();
+  }
+#pragma unroll
+  for (int i = 0; i < S::RING; i++) issue(i);
   const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
 
   // ---- blocks past the end of every request score -inf
@@ -137,78 +256,25 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     }
   }
 
-  // ---- this warpgroup's contiguous range of units
-  const int64_t groups = (int64_t)gridDim.x * S::GROUPS, me = (int64_t)blockIdx.x * S::GROUPS + group;
-  const int64_t units = count_units<PAGE_WARPS>(p.batch, lane);
-  const int64_t first_unit = units * me / groups;
-  const int count = (int)(units * (me + 1) / groups - first_unit);
-  if (count <= 0) {
-    release_successor();
-    return;
-  }
-  Cursor here = find_unit<PAGE_WARPS>(p.batch, first_unit, lane);
-  Cursor ahead = here;
-  const int row0 = PAGE_WARPS == 4 ? 32 * w : 0;
-
-  // ---- load side: RING stages ahead; the page of a unit is looked up one unit early
-  auto page_of = [&](const Cursor& c) -> int64_t {
-    const int page = PAGE_WARPS == 1 ? 4 * c.unit + w : c.unit;
-    const int pages = (p.batch.kv_lengths[c.request] + BLOCK - 1) / BLOCK;
-    return page < pages ? physical_page(p.batch, c.request, page) : -1;
-  };
-  int ahead_unit = 0, ahead_stage = 0;
-  int64_t ahead_page = page_of(ahead);
-  uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
-  const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
-                        p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
-  auto issue = [&](int slot) {
-    if (ahead_unit >= count) return;
-    const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
-    const bool readable = ahead_page >= 0;
-    unreadable = (unreadable & ~(1u << slot)) | ((readable ? 0u : 1u) << slot);
-    const int row = row0 + ahead_stage * S::STAGE_ROWS;
-    if (lane == 0) barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
-    if (readable) {
-      const uint8_t* source = (const uint8_t*)p.key.address + (uint64_t)ahead_page * p.key.page_stride + row * p.key.token_stride;
-      if (one_copy) {
-        if (lane == 0) bulk_copy(destination, source, S::STAGE_BYTES, barrier);
-      } else if (p.key.token_stride == ROW) {
-        if (lane == 0) bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
-      } else {
-        __syncwarp();
-        for (int i = lane; i < S::STAGE_ROWS; i += 32) bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
-      }
-      if (K == Keys::NVFP4 && !one_copy && lane == 0)
-        bulk_copy(destination + S::STAGE_ROWS * ROW, (const uint8_t*)p.scale.address + (uint64_t)ahead_page * p.scale.page_stride + row * SCALE,
-                  S::STAGE_ROWS * SCALE, barrier);
-    }
-    if (++ahead_stage == S::STAGES) {
-      ahead_stage = 0;
-      if (++ahead_unit < count) {
-        next_unit<PAGE_WARPS>(p.batch, ahead);
-        ahead_page = page_of(ahead);
-      }
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < S::RING; i++) issue(i);
-
   // ---- compute side
-  uint32_t queries[P == Path::WGMMA ? 1 : NT][16];
+  uint32_t queries[ASYNC ? 1 : NT][16];
   Request request = {0, 0, 0};
-  int staged = -1, pairs = 0, least_visible = 0, pages = 0, stage = 0, parity_maxima = 0;
+  int staged = -1, pairs = 0, least_visible = 0, stage = 0, parity_maxima = 0;
 #pragma unroll 1
   for (int unit = 0; unit < count; unit++) {
     if (here.request != staged) {
       staged = here.request;
       request = load_request(p.batch, staged, false);
-      pages = (request.tokens + BLOCK - 1) / BLOCK;
       pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
       named_barrier(1 + group, 128);
       int least = request.tokens;
       for (int n = tid & 127; n < S::ROWS; n += 128) {
         const int visible = n < pairs ? visible_tokens(p.batch, request, (chunk + n) / (int)p.heads) : request.tokens;
         store_shared_32(s_visible + n * 4, visible);
+        const int pair = chunk + n;
+        const uint64_t out = (uint64_t)p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row +
+                             (uint64_t)(pair % (int)p.heads) * p.scores_head;
+        store_shared_64(s_rows + n * 8, make_uint2((uint32_t)out, (uint32_t)(out >> 32)));
       }
       auto query_row = [&](int n) {
         const int pair = chunk + n;
@@ -221,6 +287,16 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           const uint32_t value = n < pairs ? *(const uint32_t*)(query_row(n) + channel) : 0u;
           const int byte = 32 * s + 4 * k;
           store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), value);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      } else if constexpr (P == Path::WGMMA_F16) {
+        // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
+        for (int i = tid & 127; i < S::ROWS * 32; i += 128) {
+          const int n = i >> 5, s = (i >> 2) & 7, k = i & 3;
+          const uint2 value = widen<Mma::F16>(n < pairs ? *(const uint32_t*)(query_row(n) + 32 * k + 4 * s) : 0u);
+          const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
+          store_shared_32(at, value.x);
+          store_shared_32(at + 128, value.y);
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       } else {
@@ -253,7 +329,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       for (int n = lane; n < S::ROWS; n += 32) least = min(least, (int)load_shared_32(s_visible + n * 4));
       least_visible = __reduce_min_sync(FULL_WARP, least);
     }
-    const int page = PAGE_WARPS == 1 ? 4 * here.unit + w : here.unit;
+    const int page = here.base + page_warp;
     float best[NT][2];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
@@ -285,12 +361,12 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         }
       }
     };
-    auto update = [&](float (*d)[4], int token, bool masked, bool readable) {
+    auto update = [&](float (*d)[4], int token, bool masked) {
       if (masked) {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
           const uint2 v = load_shared_64(s_visible + (nt * 8 + 2 * q) * 4);
-          const int limit0 = readable ? (int)v.x : 0, limit1 = readable ? (int)v.y : 0;
+          const int limit0 = (int)v.x, limit1 = (int)v.y;
           if (token >= limit0) d[nt][0] = -INFINITY;
           if (token >= limit1) d[nt][1] = -INFINITY;
           if (token + 8 >= limit0) d[nt][2] = -INFINITY;
@@ -303,12 +379,12 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         best[nt][1] = fmaxf(best[nt][1], fmaxf(d[nt][1], d[nt][3]));
       }
     };
-    auto score_stage = [&](uint32_t slot, int token0, auto mask, bool readable) {
+    auto score_stage = [&](uint32_t slot, int token0, auto mask) {
       constexpr bool MASKED = decltype(mask)::VALUE;
-      if constexpr (P == Path::WGMMA) {
+      if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         constexpr int TILES = NT >= 4 ? 1 : 2;  // tiles in flight
-        const uint64_t descriptor = query_descriptor(s_query);
+        const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
 #pragma unroll 1
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile += TILES) {
           uint32_t a[TILES][16];
@@ -316,17 +392,29 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 #pragma unroll
           for (int x = 0; x < TILES; x++) {
             e4m3_fragment(slot, (tile + x) * 16 + r, a[x]);
-            wgmma_fence();
+            if constexpr (P == Path::WGMMA) {
+              wgmma_fence();
 #pragma unroll
-            for (int s = 0; s < 4; s++) wgmma_e4m3<NT>(&d[x][0][0], a[x] + 4 * s, descriptor + 16 * s, s != 0);
+              for (int s = 0; s < 4; s++) wgmma_e4m3<NT>(&d[x][0][0], a[x] + 4 * s, descriptor + 16 * s, s != 0);
+            } else {
+              uint32_t f[8][4];
+#pragma unroll
+              for (int s = 0; s < 8; s++) {
+                const uint2 top = widen<Mma::F16>(a[x][2 * s]), bottom = widen<Mma::F16>(a[x][2 * s + 1]);
+                f[s][0] = top.x, f[s][1] = bottom.x, f[s][2] = top.y, f[s][3] = bottom.y;
+              }
+              wgmma_fence();
+#pragma unroll
+              for (int s = 0; s < 8; s++) wgmma_f16<NT>(&d[x][0][0], f[s], descriptor + 16 * s, s != 0);
+            }
             wgmma_commit();
           }
           if (TILES == 2) {
             wgmma_wait<1>();
-            update(d[0], token0 + tile * 16 + r, MASKED, readable);
+            update(d[0], token0 + tile * 16 + r, MASKED);
           }
           wgmma_wait<0>();
-          update(d[TILES - 1], token0 + (tile + TILES - 1) * 16 + r, MASKED, readable);
+          update(d[TILES - 1], token0 + (tile + TILES - 1) * 16 + r, MASKED);
         }
 #endif
       } else {
@@ -369,51 +457,44 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 #pragma unroll
             for (int s = 0; s < 8; s++) product(s, widen<M>(a[2 * s]), widen<M>(a[2 * s + 1]));
           }
-          update(d, token0 + row, MASKED, readable);
+          update(d, token0 + row, MASKED);
         }
       }
     };
+    // The warps of a wgmma take the same branch: whole units are masked or not.
+    const bool whole = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK <= least_visible;
+    bool readable = true;
 #pragma unroll
     for (int sub = 0; sub < S::STAGES; sub++, stage++) {
       const int slot = stage % S::RING;
       barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
-      const bool readable = !(unreadable >> slot & 1);
+      readable = !(unreadable >> slot & 1);
       const int token0 = page * BLOCK + row0 + sub * S::STAGE_ROWS;
       const uint32_t address = s_ring + slot * S::STAGE_BYTES;
-      if (readable && page * BLOCK + BLOCK <= least_visible) score_stage(address, token0, False(), true);
-      else score_stage(address, token0, True(), readable);
+      if (whole) score_stage(address, token0, False());
+      else score_stage(address, token0, True());
       __syncwarp();
       issue(slot);
     }
-    // ---- block maximum
+    if (!readable) {
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-      for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int o = 4; o < 32; o <<= 1) best[nt][j] = fmaxf(best[nt][j], __shfl_xor_sync(FULL_WARP, best[nt][j], o));
+      for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
+    }
+    // ---- block maximum: of pair `mine` in every lane
+    const int index = warp_maxima<2 * NT>(&best[0][0], r);
+    const int mine = (index >> 1) * 8 + 2 * q + (index & 1);
+    const float most = best[0][0];
+    const bool writer = (r & ~(2 * NT - 1)) == 0, inside = page < here.pages && page < (int)p.blocks;
     auto write = [&](int n, float value) {
-      const int pair = chunk + n;
-      uint8_t* out = p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row + (uint64_t)(pair % (int)p.heads) * p.scores_head;
-      ((float*)out)[page] = __fmul_rn(value, factor);
+      const uint2 row = load_shared_64(s_rows + n * 8);
+      ((float*)((uint64_t)row.x | (uint64_t)row.y << 32))[page] = __fmul_rn(value, factor);
     };
-    const bool inside = page < pages && page < (int)p.blocks;
     if constexpr (PAGE_WARPS == 1) {
-      if (r == 0 && inside) {
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-          for (int j = 0; j < 2; j++)
-            if (nt * 8 + 2 * q + j < pairs) write(nt * 8 + 2 * q + j, best[nt][j]);
-      }
+      if (writer && inside && mine < pairs) write(mine, most);
     } else {
       const uint32_t maxima = s_maxima + parity_maxima * 4 * S::ROWS * 4;
       parity_maxima ^= 1;
-      if (r == 0) {
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-          store_shared_64(maxima + (w * S::ROWS + nt * 8 + 2 * q) * 4, make_uint2(__float_as_uint(best[nt][0]), __float_as_uint(best[nt][1])));
-      }
+      if (writer) store_shared_float(maxima + (w * S::ROWS + mine) * 4, most);
       named_barrier(1 + group, 128);
       const int n = tid & 127;
       if (n < pairs && inside) {
@@ -430,13 +511,20 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 
 }  // namespace msa
 
+// Without wgmma the query fragments of four tiles take the registers of a second block; scores do not depend on how many there are.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MSA_RESIDENT(NT, BLOCKS) BLOCKS
+#else
+#define MSA_RESIDENT(NT, BLOCKS) (NT == 4 ? 1 : BLOCKS)
+#endif
+
 // One image a variant: MSA_KEYS and MSA_PATH come from the compiler's command line, and so do NAME_SHARED and NAME_BLOCKS,
 // which the launching side uses (images.toml).
 #define MSA_KERNEL(NAME, NT, PAGE_WARPS)                                                                          \
   using NAME##_shape = msa::Shape<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>;                      \
   static_assert(NAME##_shape::SHARED == NAME##_SHARED, "images.toml: shared bytes of " #NAME);                    \
   static_assert(NAME##_shape::BLOCKS_PER_SM == NAME##_BLOCKS, "images.toml: blocks of " #NAME);                   \
-  extern "C" __global__ __launch_bounds__(256, NAME##_BLOCKS) void NAME(                                          \
+  extern "C" __global__ __launch_bounds__(256, MSA_RESIDENT(NT, NAME##_BLOCKS)) void NAME(                       \
       const __grid_constant__ msa::IndexArguments p) {                                                            \
     msa::index_score<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>(p);                                \
   }

@@ -8,6 +8,8 @@
 namespace msa {
 
 constexpr int CAPACITY = 1024, MAX_TOP_K = 64;
+// Keys that the ranking reads at once; what it keeps is padded to a multiple with keys below every real one.
+constexpr int AT_ONCE = 8;
 
 // Bits of a score whose unsigned order is score order: NaN as -inf, -0 as +0.
 MSA_DEVICE uint32_t ordered_bits(float score) {
@@ -50,18 +52,42 @@ struct Candidates {
   }
 };
 
+// Least of the maxima of GROUPS groups of candidates, those whose thread number is equal modulo GROUPS.
+template <int GROUPS, int THREADS>
+MSA_DEVICE uint64_t least_maximum(uint64_t best, uint64_t* partial, uint64_t* maxima, int tid) {
+  constexpr int EACH = GROUPS < 32 ? THREADS / 32 : THREADS / GROUPS, STEP = GROUPS < 32 ? 32 : GROUPS;
+  if (GROUPS < 32) best = max(best, __shfl_xor_sync(FULL_WARP, best, 16));
+  partial[tid] = best;
+  __syncthreads();
+  if (tid < GROUPS) {
+    uint64_t m = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) m = max(m, partial[tid + i * STEP]);
+    maxima[tid] = m;
+  }
+  __syncthreads();
+  uint64_t bound = ~0ull;
+#pragma unroll 16
+  for (int i = 0; i < GROUPS; i++) bound = min(bound, maxima[i]);
+  return bound;
+}
+
 // THREADS threads keep up to KEPT keys each in registers; longer rows are read again.
 template <int THREADS, int KEPT>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void select_row(const SelectArguments& p) {
   constexpr int WARPS = THREADS / 32;
-  __shared__ uint64_t maxima[MAX_TOP_K], partial[WARPS * 32], kept[CAPACITY], chosen[MAX_TOP_K];
+  __shared__ uint64_t maxima[MAX_TOP_K], partial[THREADS], kept[CAPACITY + AT_ONCE], chosen[MAX_TOP_K];
   __shared__ uint32_t survivors, counts[WARPS];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  begin(p.batch);
   const int list = blockIdx.x % p.lists, sequence = blockIdx.x / p.lists;
   const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
-  const Request request = load_request(p.batch, request_id, list == 0 && i_row == 0 && tid == 0);
+  // Within a run the kernel before this one released it after its own wait, so what describes the batch is there.
+  Request request;
+  if (!p.batch.own_status) request = load_request(p.batch, request_id, false);
+  begin(p.batch);
+  if (p.batch.own_status || (list == 0 && i_row == 0 && tid == 0))
+    request = load_request(p.batch, request_id, list == 0 && i_row == 0 && tid == 0);
   release_successor();
   if (i_row >= request.rows) return;
   const int row = request.first_row + i_row, visible = visible_tokens(p.batch, request, i_row);
@@ -76,7 +102,7 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
     return;
   }
   const Candidates candidates{p, p.scores + (uint64_t)row * p.scores_row, list, own};
-  const int n = own + 1, k = min((int)p.k, n), groups = k > 16 ? 64 : 16;
+  const int n = own + 1, k = min((int)p.k, n);
 
   // ---- lower bound of the k-th best key: the least of the group maxima, ids interleaved over the groups
   uint64_t mine[KEPT];
@@ -95,18 +121,9 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
   }
 #pragma unroll 4
   for (int block = tid + KEPT * THREADS; block < n; block += THREADS) best = max(best, candidates.key(block));
-  partial[tid] = best;
   if (tid == 0) survivors = 0;
   if (tid < MAX_TOP_K) chosen[tid] = 0;
-  __syncthreads();
-  if (tid < groups) {
-    uint64_t m = 0;
-    for (int i = tid; i < THREADS; i += groups) m = max(m, partial[i]);
-    maxima[tid] = m;
-  }
-  __syncthreads();
-  uint64_t bound = ~0ull;
-  for (int i = 0; i < groups; i++) bound = min(bound, maxima[i]);
+  uint64_t bound = k > 16 ? least_maximum<64, THREADS>(best, partial, maxima, tid) : least_maximum<16, THREADS>(best, partial, maxima, tid);
   bound = max(bound, (uint64_t)1);
 
   auto for_each = [&](auto&& visit) {
@@ -149,10 +166,14 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
 
   // ---- rank by counting: keys are unique
   const int count = (int)survivors;
+  if (tid < AT_ONCE) kept[count + tid] = 0;
+  __syncthreads();
   for (int i = tid; i < count; i += THREADS) {
     const uint64_t me = kept[i];
     int rank = 0;
-    for (int j = 0; j < count; j++) rank += kept[j] > me;
+    for (int j = 0; j < count; j += AT_ONCE)
+#pragma unroll
+      for (int x = 0; x < AT_ONCE; x++) rank += kept[j + x] > me;
     if (rank < k) chosen[rank] = me;
   }
   __syncthreads();
@@ -163,14 +184,16 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
       const uint64_t me = chosen[tid];
       const int block = (uint16_t)~(me >> 1);
       int at = 0;
-      if (!p.score_order) {
-        for (int j = 0; j < k; j++) at += (uint16_t)~(chosen[j] >> 1) < block;
-      } else if (block == own) {  // sinks and local blocks by id, then by score, the own block last
+      const bool forced = me >> 63;
+      auto before = [&](uint64_t other) { return (!p.score_order || other >> 63) && (uint16_t)~(other >> 1) < block; };
+      if (p.score_order && block == own) {  // sinks and local blocks by id, then by score, the own block last
         at = k - 1;
-      } else if (me >> 63) {
-        for (int j = 0; j < k; j++) at += (chosen[j] >> 63) && (uint16_t)~(chosen[j] >> 1) < block;
-      } else {
+      } else if (p.score_order && !forced) {
         at = tid - 1;
+      } else {
+        for (int j = 0; j < k; j += AT_ONCE)
+#pragma unroll
+          for (int x = 0; x < AT_ONCE; x++) at += j + x < k && before(chosen[j + x]);
       }
       out[at] = block;
     }

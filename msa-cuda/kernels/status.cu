@@ -4,7 +4,7 @@
 #include "include/ptx.cuh"
 
 extern "C" __global__ __launch_bounds__(1024) void clear_status(const __grid_constant__ msa::StatusArguments p) {
-  msa::release_successor();
   msa::wait_for_predecessor();
+  msa::release_successor();
   if (threadIdx.x < p.words) p.status[threadIdx.x] = 0;
 }

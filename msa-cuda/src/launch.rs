@@ -1,5 +1,6 @@
 //! From a plan to grids: pure functions of the plan and of the kernel's limits. No result depends on them.
 
+use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
 use msa_core::plan::Plan;
@@ -21,15 +22,23 @@ pub(crate) struct IndexChoice {
     pub(crate) pages: u32,
 }
 
-/// Blocks in all below which four warps share a page, so that more warps have work. Measured on an H200 at one request,
-/// driver 580.159: 256 blocks 4.2 us shared against 6.0, from 1024 blocks on not shared is as fast.
-const QUAD_BLOCKS: u64 = 768;
+/// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
+/// request, shared and not: 256 blocks of fp8 keys 4.9 us and 6; 1,024 blocks with the selection after them, fp8 13.6 and 13.3,
+/// NVFP4 12.6 and 13.8 (a page takes a warp longer).
+const fn shared_blocks(keys: CacheFormat) -> u64 {
+    match keys {
+        CacheFormat::Nvfp4 => 1100,
+        _ => 768,
+    }
+}
 
 /// The index kernel for at most `rows` rows of a request.
-pub(crate) fn index_choice(rows: u32, heads: u32, blocks: u64) -> IndexChoice {
+pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64) -> IndexChoice {
     let pairs = u64::from(rows) * u64::from(heads);
     match pairs {
-        0..=8 if blocks <= QUAD_BLOCKS => IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 },
+        0..=8 if blocks <= shared_blocks(keys) => {
+            IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 }
+        }
         0..=8 => IndexChoice { symbol: "index_score_n1", pairs: 8, pages: 4 },
         9..=16 => IndexChoice { symbol: "index_score_n2", pairs: 16, pages: 4 },
         _ => IndexChoice { symbol: "index_score_n4", pairs: 32, pages: 4 },
@@ -148,10 +157,11 @@ mod tests {
 
     #[test]
     fn few_pages_are_shared_by_four_warps() {
-        assert_eq!(index_choice(1, 4, 256).symbol, "index_score_n1_quad");
-        assert_eq!(index_choice(1, 4, 1024).symbol, "index_score_n1");
-        assert_eq!(index_choice(8, 4, 64).pairs, 32);
-        assert_eq!(index_choice(1, 1, 1 << 20).pages, 4);
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 256).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1");
+        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
+        assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
     }
 
     #[test]

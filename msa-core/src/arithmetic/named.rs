@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 pub enum Named {
     /// Plain f32 FMA with a fixed lane tree: the reference's own.
     F32 = 0,
-    /// Hopper decode: scores through f16 `mma.sync` (24-bit accumulation).
+    /// Hopper decode: index scores through f16 `wgmma`, attention through f16 `mma.sync` (both 24-bit accumulation, and the
+    /// same function).
     HopperDecodeFaithful = 1,
     /// Hopper decode with index scores through e4m3 `wgmma` (14-bit accumulation).
     HopperDecodeFast = 2,
@@ -189,7 +190,8 @@ impl Named {
     const fn recipes(self) -> (Product, AttentionArithmetic) {
         match self {
             Self::F32 => (f32::PRODUCT, f32::ATTENTION),
-            Self::HopperDecodeFaithful | Self::BlackwellDecodeFaithful => (decode::F16, decode::ATTENTION),
+            Self::HopperDecodeFaithful => (decode::WGMMA_F16, decode::ATTENTION),
+            Self::BlackwellDecodeFaithful => (decode::F16, decode::ATTENTION),
             Self::HopperDecodeFast => (decode::E4M3, decode::ATTENTION),
             Self::HopperDecodeMixed | Self::BlackwellDecodeMixed => (decode::BF16, decode::MIXED),
             Self::HopperDecodeBf16 | Self::BlackwellDecodeBf16 => (decode::BF16, decode::ATTENTION_BF16),

@@ -10,7 +10,7 @@ use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
 use super::append::{POSITIONS, fill, sources};
-use super::{Bench, POOL, REQUESTS, with_batch};
+use super::{Bench, POOL, REQUESTS, chosen, with_batch};
 
 /// Where the tensors of a step stand in the inputs, behind the sources.
 const QUERY: u64 = 256 << 20;
@@ -29,6 +29,9 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
     ] {
+        if !chosen(name) {
+            continue;
+        }
         for context in [32_768, POSITIONS] {
             let mut line = format!("step {name:15} {:4}K:", context / 1024);
             for requests in REQUESTS {

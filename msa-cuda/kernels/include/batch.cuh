@@ -42,15 +42,23 @@ MSA_DEVICE int visible_tokens(const Batch& batch, const Request& request, int i)
   return (int)(visible < 0 ? 0 : visible > request.tokens ? request.tokens : visible);
 }
 
-// Physical page of a logical page, or -1 if it must not be read.
-MSA_DEVICE int64_t physical_page(const Batch& batch, int request, uint32_t page) {
-  int64_t id = -1;
-  if (page < batch.table_width) id = batch.block_table[(uint64_t)request * batch.table_stride + page];
+// What the block table says of a logical page, unchecked; -1 beyond the table. The load is not waited for.
+MSA_DEVICE int32_t load_page_id(const Batch& batch, int request, uint32_t page) {
+  return page < batch.table_width ? batch.block_table[(uint64_t)request * batch.table_stride + page] : -1;
+}
+
+// The physical page of an id, or -1 if it must not be read.
+MSA_DEVICE int64_t checked_page(const Batch& batch, int32_t id) {
   if (id < 0 || (uint64_t)id >= batch.pages) {
     raise(batch, STATUS_PAGE);
     return -1;
   }
   return id == batch.null_page ? -1 : id;
+}
+
+// Physical page of a logical page, or -1 if it must not be read.
+MSA_DEVICE int64_t physical_page(const Batch& batch, int request, uint32_t page) {
+  return checked_page(batch, load_page_id(batch, request, page));
 }
 
 MSA_DEVICE float scale_or_one(const float* scale) { return scale ? *scale : 1.0f; }

@@ -87,7 +87,8 @@ MSA_DEVICE void bulk_copy(uint32_t destination, const uint8_t* source, uint32_t 
 MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- programmatic dependent launch ----
-// Every kernel waits before its first access to memory that an earlier kernel may write, and lets its successor start early.
+// Every kernel waits before its first access to memory that the kernel before it may write, and lets its successor start early, but
+// only after that wait: so a kernel that is not the first of a run may read at once what was there before its predecessor began.
 MSA_DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 MSA_DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 

@@ -1,4 +1,4 @@
-// wgmma m64nNk32 e4m3: keys (A) from registers, queries (B) from shared memory without swizzle. sm_90a only.
+// wgmma m64nNk32 e4m3 and m64nNk16 f16: keys (A) from registers, queries (B) from shared memory without swizzle. sm_90a only.
 #pragma once
 
 #include "ptx.cuh"
@@ -6,9 +6,9 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace msa {
 
-// 8 rows of 16 bytes a core matrix; core matrices along K are 128 bytes apart, along N 1024.
-MSA_DEVICE uint64_t query_descriptor(uint32_t address) {
-  return (uint64_t)((address & 0x3ffff) >> 4) | ((uint64_t)(128 >> 4) << 16) | ((uint64_t)(1024 >> 4) << 32);
+// 8 rows of 16 bytes a core matrix; core matrices along K are 128 bytes apart, along N `rows_bytes`.
+MSA_DEVICE uint64_t query_descriptor(uint32_t address, uint32_t rows_bytes) {
+  return (uint64_t)((address & 0x3ffff) >> 4) | ((uint64_t)(128 >> 4) << 16) | ((uint64_t)(rows_bytes >> 4) << 32);
 }
 MSA_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MSA_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -35,6 +35,26 @@ MSA_DEVICE void wgmma_e4m3(float* d, const uint32_t* a, uint64_t b, int accumula
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p,%21,0; wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1;}"
+        : MSA_D4(0), MSA_D4(4), MSA_D4(8), MSA_D4(12) : MSA_A4, "l"(b), "r"(accumulate));
+}
+
+// The same over 16 channels of f16.
+template <int NT>
+MSA_DEVICE void wgmma_f16(float* d, const uint32_t* a, uint64_t b, int accumulate) {
+  if constexpr (NT == 1)
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p,%9,0; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},%8,p,1,1,0;}"
+        : MSA_D4(0) : MSA_A4, "l"(b), "r"(accumulate));
+  else if constexpr (NT == 2)
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p,%13,0; wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p,1,1,0;}"
+        : MSA_D4(0), MSA_D4(4) : MSA_A4, "l"(b), "r"(accumulate));
+  else
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p,%21,0; wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,0;}"
         : MSA_D4(0), MSA_D4(4), MSA_D4(8), MSA_D4(12) : MSA_A4, "l"(b), "r"(accumulate));
 }
 

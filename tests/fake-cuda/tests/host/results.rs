@@ -44,6 +44,9 @@ fn lines() -> Vec<String> {
         "append(len=[4x300],kv=fp8,ik=bf16,rotary=0,norm=false,quantiser=reciprocal,layout=sglang_row)",
         "step(len=[2x1500,8x65],appends=true,kv=nvfp4,ik=nvfp4,q=e4m3,iq=e4m3,precision=fast,init=1)",
         "step(len=[1x5000],kv=nvfp4,ik=fp8,q=e4m3,iq=e4m3,k=40,splits=40)",
+        "append(hq=16,hkv=1,hi=1,len=[1100x1100],kv=fp8,ik=nvfp4)",
+        "step(len=[1x300,3x129],ik=bf16,kv=bf16,grouping=reduced)",
+        "select_merge(len=[3x3000],world=3,grouping=reduced)",
         "merge(len=[5x1],states=5)",
         "merge(hq=16,hkv=1,hi=1,len=[5x1],states=3,domain=sum_max,base=two,out=f32,partial=bf16)",
         "select_merge(len=[5x9000,4x3],world=4,in=ties)",
@@ -58,6 +61,16 @@ fn lines() -> Vec<String> {
         "select(len=[5x9000,1x3],in=ties)",
         "select(len=[5x9000,4x3],in=nan,grouping=reduced,pad=2,init=1,local=2)",
         "select(hq=16,hkv=1,hi=1,k=64,len=[1x600000])",
+        "append(len=[3x300,1x65],kv=nvfp4,ik=fp8,q=e4m3)",
+        "append(hq=16,hkv=1,hi=1,len=[1100x1100],kv=fp8,ik=nvfp4)",
+        "merge(len=[3x300,1x65],states=5)",
+        "merge(len=[3x300],states=3,domain=sum_max,base=two,out=f32)",
+        "select_merge(len=[3x3000,1x65],world=4)",
+        "select_merge(len=[3x3000],world=3,grouping=reduced)",
+        "step(len=[1x300,3x129],iq=e4m3,ik=nvfp4,q=e4m3,kv=fp8)",
+        "step(len=[1x300,3x129],iq=e4m3,ik=nvfp4,q=e4m3,kv=nvfp4,precision=fast)",
+        "step(len=[1x300,3x129],ik=nvfp4,kv=nvfp4,pad=2)",
+        "step(len=[1x300,3x129],ik=bf16,kv=bf16,grouping=reduced)",
     ];
     lines.extend(more.map(str::to_owned));
     lines
