@@ -17,10 +17,14 @@ mod context;
 pub mod hip;
 mod images;
 pub mod indexer;
+#[cfg(feature = "hip-rs")]
+pub mod interop;
 pub mod launch;
 mod module;
 pub mod parameters;
 pub mod plugin;
+pub mod probe;
+mod ranges;
 mod variants;
 
 pub use backend::{backend, backend_over, backend_with};

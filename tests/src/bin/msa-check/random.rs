@@ -1,10 +1,10 @@
 //! Random cases on a device: each place of the hit table is drawn again until the device takes a case, and a failure is
 //! made small.
 
+use msa_tests::Case;
 use msa_tests::generate::{Draw, cells};
 use msa_tests::hits::Hits;
 use msa_tests::shrink::{shrink, size};
-use msa_tests::Case;
 
 use crate::Failed;
 use crate::children::Runner;

@@ -134,7 +134,10 @@ impl MatrixAction {
                 if self.kind.width() == 2 {
                     (row[k], row[k + 1]) = (*word as u16, (word >> 16) as u16);
                 } else {
-                    word.to_le_bytes().iter().zip(&mut row[k..]).for_each(|(byte, code)| *code = (*byte).into());
+                    word.to_le_bytes()
+                        .iter()
+                        .zip(&mut row[k..])
+                        .for_each(|(byte, code)| *code = (*byte).into());
                 }
             }
         }

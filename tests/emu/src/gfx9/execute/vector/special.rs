@@ -350,7 +350,8 @@ fn run_unpack(
 ) -> Result<(), Fault> {
     let exec = registers.exec();
     let words = input.read(registers)?;
-    let value = |byte: u8| if fnuz { E4m3Fnuz::from_bits(byte).to_f32() } else { E4m3::from_bits(byte).to_f32() };
+    let value =
+        |byte: u8| if fnuz { E4m3Fnuz::from_bits(byte).to_f32() } else { E4m3::from_bits(byte).to_f32() };
     let first = if high { 2 } else { 0 };
     let mut results: [Lanes; 2] = [[0; LANES]; 2];
     for lane in ones(exec) {
