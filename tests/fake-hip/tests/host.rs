@@ -376,8 +376,9 @@ fn wrong_things_are_errors(device: &Arc<dyn Device>) {
     // SAFETY: the call is refused before anything is read.
     let missing = unsafe { prepared.enqueue(Stream(0), &Args::new(), workspace) }.unwrap_err();
     assert!(matches!(missing, Error::Missing { .. }), "{missing}");
-    let bf16 = Op::SparseDecode(Attention::default());
-    assert!(!device.support(&bf16).is_yes());
+    let mut small_pages = Attention::default();
+    small_pages.geometry.page = 64;
+    assert!(!device.support(&Op::SparseDecode(small_pages)).is_yes());
     let mut other = plan.clone();
     other.traits.arch = msa_core::device::Arch::Gfx942;
     other.hash = other.computed_hash();
