@@ -22,7 +22,7 @@ struct SparseDecode {
   const float GLOBAL* value_scale; // or null
   u8 GLOBAL* output;               // [rows, query heads, 128] f32 or bf16; with partial states [parts, rows, ...] f32
   float GLOBAL* lse;               // [rows, query heads], or null; with partial states [parts, rows, query heads]
-  const u32 GLOBAL* record;        // [row tiles, lists] of shared pages; see shared.h
+  const u32 GLOBAL* record;        // [row tiles, lists] of shared pages; see record.h
   u64 query_row_stride;            // bytes
   u64 query_head_stride;           // bytes
   u64 list_row_stride;             // elements

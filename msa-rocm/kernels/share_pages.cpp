@@ -61,14 +61,14 @@ DEVICE bool is_copy(const i32 GLOBAL* slots, u32 slot, i32 block) {
 DEVICE i32 attended_page(const SharePages& a, const i32 GLOBAL* slots, u32 slot, u32 request, i32 limit, i32& visible) {
   i32 block = slots[slot];
   i32 cached = (request_of(a.batch, request).kv_len + (i32)kBlockTokens - 1) / (i32)kBlockTokens;
+  if (block >= 0 && is_copy(slots, slot, block)) {
+    report(a.batch.status, kStatusDuplicate);
+    return -1;
+  }
   if (block < -1 || block >= cached) report(a.batch.status, kStatusBlock);
   if (block < 0 || block >= cached) return -1;
   visible = limit - block * (i32)kBlockTokens;
   if (visible <= 0) return -1;
-  if (is_copy(slots, slot, block)) {
-    report(a.batch.status, kStatusDuplicate);
-    return -1;
-  }
   visible = visible < (i32)kBlockTokens ? visible : (i32)kBlockTokens;
   return page_of(a.batch, request, (u32)block);
 }

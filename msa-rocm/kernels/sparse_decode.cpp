@@ -1,8 +1,7 @@
 // sparse_decode: softmax attention of one query row over the visible tokens of its selected blocks.
 //
-// A group takes one (part of the slots, unit of query heads, row); or, in the variants `shared`, one page and unit, and
-// every row of a tile that attends to the page.
-#include "shared.h"
+// A group takes one (part of the slots, unit of query heads, row). sparse_decode_shared.cpp has the other schedule.
+#include "combine.h"
 
 template <Query Q, Format F>
 DEVICE void attend(State& state, const SparseDecode& a, const Part& part, const Request& request, u32 i, u32 unit,
@@ -18,14 +17,14 @@ DEVICE void attend(State& state, const SparseDecode& a, const Part& part, const 
   i32 cached = (request.kv_len + (i32)kBlockTokens - 1) / (i32)kBlockTokens;
   for (u32 slot = part.begin; slot < part.end; slot++) {
     i32 block = __builtin_amdgcn_readlane(own, (i32)slot);
+    if (block >= 0 && lanes_where(own == block) & lanes_before(slot)) {
+      report(a.batch.status, kStatusDuplicate);
+      continue;
+    }
     if (block < -1 || block >= cached) report(a.batch.status, kStatusBlock);
     if (block < 0 || block >= cached) continue;
     i32 visible = limit - block * (i32)kBlockTokens;
     if (visible <= 0) continue;
-    if (lanes_where(own == block) & lanes_before(slot)) {
-      report(a.batch.status, kStatusDuplicate);
-      continue;
-    }
     i32 page = page_of(a.batch, part.request, (u32)block);
     if (page < 0) continue;
     Keys<Q> keys;
@@ -56,9 +55,3 @@ KERNEL(kThreads, sparse_decode, q8kv4, lut)(SparseDecode a) { sparse_decode<Quer
 KERNEL(kThreads, sparse_decode, q16kv8, mfma)(SparseDecode a) { sparse_decode<Query::kBf16, Format::kFp8>(a); }
 KERNEL(kThreads, sparse_decode, q16kv4, lut)(SparseDecode a) { sparse_decode<Query::kBf16, Format::kNvfp4>(a); }
 KERNEL(kThreads, sparse_decode, q16kv16, mfma)(SparseDecode a) { sparse_decode<Query::kBf16, Format::kBf16>(a); }
-
-KERNEL(kThreads, sparse_decode, q8kv8, shared)(SparseDecode a) { share_page<Query::kFp8, Format::kFp8>(a); }
-KERNEL(kThreads, sparse_decode, q8kv4, shared)(SparseDecode a) { share_page<Query::kFp8, Format::kNvfp4>(a); }
-KERNEL(kThreads, sparse_decode, q16kv8, shared)(SparseDecode a) { share_page<Query::kBf16, Format::kFp8>(a); }
-KERNEL(kThreads, sparse_decode, q16kv4, shared)(SparseDecode a) { share_page<Query::kBf16, Format::kNvfp4>(a); }
-KERNEL(kThreads, sparse_decode, q16kv16, shared)(SparseDecode a) { share_page<Query::kBf16, Format::kBf16>(a); }

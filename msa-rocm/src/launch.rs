@@ -87,6 +87,7 @@ pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, String)> {
     let of = |source: &'static str, rest: &str| (source, format!("{source}_{}", rest.replace("ARCH", arch)));
     let append = ["bf16", "fp8", "nvfp4"].map(|format| of("append", &format!("{format}_ARCH_row")));
     let own = |source: &'static str| (source, plan.variant.replace('.', "_"));
+    let shares = Variant::shares_pages(&plan.variant);
     let mut all = match &plan.op {
         Op::Append(_) => append.to_vec(),
         Op::Step(op) => {
@@ -97,9 +98,9 @@ pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, String)> {
             all.extend(if op.appends { append.to_vec() } else { Vec::new() });
             all
         }
+        _ if shares => vec![own("sparse_decode_shared")],
         op => vec![own(op.name())],
     };
-    let shares = Variant::shares_pages(&plan.variant);
     if shares {
         all.push(of("share_pages", "i32_ARCH_sort"));
     }

@@ -508,8 +508,8 @@ pub struct Append {
     pub output: Address,
     /// Block scales, page 0.
     pub scales: Address,
-    /// u32 status word.
-    pub status: Address,
+    /// The status word; with query offsets, rows behind the last one of a request are padding.
+    pub batch: Batch,
     /// Bytes.
     pub source_row_stride: u64,
     /// Bytes.
@@ -553,7 +553,8 @@ pub struct Append {
 impl Parameters for Append {
     fn write(&self, bytes: &mut Bytes) {
         bytes.wide(&[self.source, self.norm, self.cosines, self.sines, self.positions, self.slots]);
-        bytes.wide(&[self.tensor_scale, self.output, self.scales, self.status]);
+        bytes.wide(&[self.tensor_scale, self.output, self.scales]);
+        self.batch.write(bytes);
         bytes.wide(&[self.source_row_stride, self.source_head_stride, self.cosine_stride, self.sine_stride]);
         bytes.wide(&[
             self.row_stride,

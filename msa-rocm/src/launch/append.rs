@@ -7,7 +7,7 @@ use msa_core::op;
 use msa_core::tensor::{DType, Tensor};
 
 use super::{KernelLaunch, Run, optional_view};
-use crate::parameters::{self, PagedView, Parameters};
+use crate::parameters::{self, Batch, PagedView, Parameters};
 
 /// One tensor that `append` writes.
 struct Written {
@@ -99,6 +99,14 @@ impl Run<'_> {
         all.iter().map(|written| self.append_one(op, written)).collect()
     }
 
+    /// Alone, all rows are appended; in a step, those up to the last one of a request.
+    fn append_batch(&self, rows: u64) -> Result<Batch> {
+        if self.args.tensor(Role::QueryOffsets).is_some() {
+            return self.batch(rows, 0, None);
+        }
+        Ok(Batch { status: self.workspace.address, ..Batch::default() })
+    }
+
     fn append_one(&self, op: &op::Append, written: &Written) -> Result<KernelLaunch> {
         let source = self.tensor(written.source)?;
         let norm = written.norm.filter(|_| op.norm.enabled);
@@ -118,7 +126,7 @@ impl Run<'_> {
             tensor_scale: written.tensor_scale,
             output: written.output,
             scales: written.scales.base,
-            status: self.workspace.address,
+            batch: self.append_batch(source.extent(0))?,
             source_row_stride: source.stride(0),
             source_head_stride: source.stride(1),
             cosine_stride: table_stride(Role::RopeCos),

@@ -99,7 +99,12 @@ impl Run<'_> {
         let pages = rows.min(shared::TILE_ROWS) * k;
         Ok(vec![
             self.launch("share_pages", name, [tiles, units.lists, 1], &share),
-            self.launch("sparse_decode", self.plan.variant.clone(), [pages, units.count, tiles], &parameters),
+            self.launch(
+                "sparse_decode_shared",
+                self.plan.variant.clone(),
+                [pages, units.count, tiles],
+                &parameters,
+            ),
             merge,
         ])
     }

@@ -156,6 +156,7 @@ pub(crate) fn run(kernels: &Kernels, case: &Case<'_>) -> Result<Outcome, EmuErro
                 world: case.world,
                 top_k: k as u32,
                 score_then_own: case.op.order == SelectOrder::ScoreThenOwn,
+                heads_per_list: 1,
             };
             let grid = [rows as u32, case.heads as u32, 1];
             stream.push(launch(&kernels.keys, grid, 256, &select));

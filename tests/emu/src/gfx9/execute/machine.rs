@@ -188,10 +188,15 @@ impl Machine {
         self.memory.remove(buffer);
     }
 
-    /// Moves on, so that the next buffer stands at least `bytes` behind the last one: offsets between the two need more
-    /// bits than a small test would use.
-    pub fn skip(&mut self, bytes: u64) {
-        self.memory.skip(bytes);
+    /// Registers pieces of one array that lie `stride` bytes apart, with nothing mapped between them: so a small test has
+    /// offsets that need more than 32 bits. The first piece gives the address of the array.
+    pub fn pieces(&mut self, pieces: &[&[u8]], stride: u64, writable: bool) -> Vec<BufferId> {
+        let base = self.memory.next_address();
+        let place = |(index, bytes): (u64, &&[u8])| {
+            self.memory.skip_to(base + index * stride);
+            self.memory.add(bytes.to_vec(), writable)
+        };
+        (0..).zip(pieces).map(place).collect()
     }
 
     /// Device address of a buffer.

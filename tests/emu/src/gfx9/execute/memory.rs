@@ -71,9 +71,14 @@ impl Memory {
         self.copies.iter_mut().for_each(|copies| copies[id.0] = Copy::new(0));
     }
 
-    /// Leaves `bytes` unmapped before the next buffer.
-    pub(super) fn skip(&mut self, bytes: u64) {
-        self.next = (self.next + bytes).next_multiple_of(256);
+    /// Where the next buffer will stand.
+    pub(super) fn next_address(&self) -> u64 {
+        self.next
+    }
+
+    /// Leaves everything below `address` unmapped for the next buffer, unless that stands higher already.
+    pub(super) fn skip_to(&mut self, address: u64) {
+        self.next = self.next.max(address).next_multiple_of(16);
     }
 
     pub(super) fn loaded_bytes(&self, id: BufferId) -> u64 {

@@ -1,8 +1,8 @@
-// Attention over pages that several rows share: a page is loaded and dequantised once for all of them.
+// sparse_decode over pages that several rows share: a group takes one page and unit of query heads, loads and dequantises it
+// once, and attends for every row of a tile of 64 whose list names it.
 //
 // Every pair of a row and a slot leaves a partial state of its own, so that a row's result depends on its own list alone;
 // `merge` combines a row's states in the order of its slots.
-#pragma once
 #include "combine.h"
 #include "record.h"
 
@@ -45,13 +45,13 @@ DEVICE void share_page(const SparseDecode& a) {
   load_keys<Q, F>(keys, a, page, kv_head);
   Values<F> whole;
   load_values<F>(whole, a, page, kv_head, (i32)kBlockTokens);
+  State state;
   for (u32 i = first; i < end; i++) {
     Pair pair = pairs[i];
     typename Held<Q>::Type query = Held<Q>::zero();
     u64 head = (u64)unit * a.unit_heads + m;
     if (m < a.unit_heads)
       query = load_query<Q>(a.query + pair.row * a.query_row_stride + head * a.query_head_stride, g);
-    State state;
     clear(state);
     attend_block<F, Q>(state, keys, query, (i32)pair.visible, slope, [&](Values<F>& values) {
       values = whole;
@@ -61,3 +61,9 @@ DEVICE void share_page(const SparseDecode& a) {
     barrier();
   }
 }
+
+KERNEL(kThreads, sparse_decode, q8kv8, shared)(SparseDecode a) { share_page<Query::kFp8, Format::kFp8>(a); }
+KERNEL(kThreads, sparse_decode, q8kv4, shared)(SparseDecode a) { share_page<Query::kFp8, Format::kNvfp4>(a); }
+KERNEL(kThreads, sparse_decode, q16kv8, shared)(SparseDecode a) { share_page<Query::kBf16, Format::kFp8>(a); }
+KERNEL(kThreads, sparse_decode, q16kv4, shared)(SparseDecode a) { share_page<Query::kBf16, Format::kNvfp4>(a); }
+KERNEL(kThreads, sparse_decode, q16kv16, shared)(SparseDecode a) { share_page<Query::kBf16, Format::kBf16>(a); }
