@@ -9,6 +9,8 @@ mod backend;
 mod call;
 mod elf;
 mod environment;
+#[cfg(test)]
+mod fuzz;
 mod library;
 mod manifest;
 mod negotiate;

@@ -12,6 +12,7 @@ pub mod hits;
 pub mod inputs;
 pub mod memory;
 pub mod oracle;
+pub mod perf;
 pub mod plugin_files;
 pub mod random;
 pub mod rehearsal;

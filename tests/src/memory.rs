@@ -265,6 +265,11 @@ impl Placement {
         self.buffers.iter().try_for_each(|b| b.reset(poison))
     }
 
+    /// Bytes of all buffers, guards apart.
+    pub fn bytes(&self) -> u64 {
+        self.buffers.iter().map(|b| b.span().bytes).sum()
+    }
+
     /// Reads every buffer back.
     pub fn read(&self) -> Result<Vec<Contents<'_>>> {
         self.buffers.iter().map(Guarded::read).collect()

@@ -36,12 +36,14 @@ pub fn size(case: &Case) -> u64 {
 
 /// Every smaller case that one step leads to, the largest steps first.
 pub fn simpler(case: &Case) -> Vec<Case> {
-    let mut all: Vec<Case> = shorter(&case.lengths)
+    let with_lengths = |lengths| Case { lengths, ..case.clone() };
+    let mut all: Vec<Case> = fewer(&case.lengths, halves)
         .into_iter()
-        .map(|lengths| Case { lengths, ..case.clone() })
+        .map(with_lengths)
         .chain(narrower(&case.geometry).into_iter().map(|geometry| Case { geometry, ..case.clone() }))
         .chain(case.choices_made().iter().map(|name| case.with_default(name)))
         .chain([Case { seed: 1, ..case.clone() }])
+        .chain(fewer(&case.lengths, small_steps).into_iter().map(with_lengths))
         .collect();
     let own = size(case);
     let is_sound = |other: &Case| other.descriptor().is_ok() && other.bounds().is_ok();
@@ -49,7 +51,8 @@ pub fn simpler(case: &Case) -> Vec<Case> {
     all
 }
 
-fn shorter(lengths: &Lens) -> Vec<Lens> {
+/// Fewer requests, and the first ones with each of their `steps`.
+fn fewer(lengths: &Lens, steps: fn(u32) -> Vec<u32>) -> Vec<Lens> {
     let requests = &lengths.0;
     let half = requests.len() / 2;
     let mut all = Vec::new();
@@ -58,11 +61,14 @@ fn shorter(lengths: &Lens) -> Vec<Lens> {
     }
     for index in 0..requests.len().min(MOST_REQUESTS) {
         if requests.len() > 1 {
-            let mut fewer = requests.clone();
-            fewer.remove(index);
-            all.push(Lens(fewer));
+            let mut others = requests.clone();
+            others.remove(index);
+            all.push(Lens(others));
         }
-        for bound in smaller_bounds(requests[index]) {
+        let RequestBound { query_len, kv_len } = requests[index];
+        let rows = steps(query_len).into_iter().map(|query_len| RequestBound { query_len, kv_len });
+        let tokens = steps(kv_len).into_iter().map(|kv_len| RequestBound { query_len, kv_len });
+        for bound in rows.chain(tokens) {
             let mut other = requests.clone();
             other[index] = bound;
             all.push(Lens(other));
@@ -71,12 +77,12 @@ fn shorter(lengths: &Lens) -> Vec<Lens> {
     all
 }
 
-/// One row, fewer tokens: half, a sixteenth less, one less.
-fn smaller_bounds(RequestBound { query_len, kv_len }: RequestBound) -> Vec<RequestBound> {
-    let steps = |n: u32| [n / 2, n - n / 16, n.saturating_sub(1)];
-    let rows = [1].into_iter().chain(steps(query_len)).map(|query_len| RequestBound { query_len, kv_len });
-    let tokens = steps(kv_len).map(|kv_len| RequestBound { query_len, kv_len });
-    rows.chain(tokens).collect()
+fn halves(n: u32) -> Vec<u32> {
+    vec![1, n / 2]
+}
+
+fn small_steps(n: u32) -> Vec<u32> {
+    vec![n - n / 8, n - n / 32, n.saturating_sub(1)]
 }
 
 fn narrower(g: &Geometry) -> Vec<Geometry> {

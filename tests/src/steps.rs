@@ -13,10 +13,10 @@
 
 mod far;
 mod recorded;
-mod timing;
+mod resolve;
 
 pub use recorded::{Expected, run_case_expecting};
-pub use timing::{Cost, time_case};
+pub use resolve::resolve;
 
 use std::sync::Arc;
 
@@ -104,6 +104,14 @@ fn try_case(device: &Arc<dyn Device>, case: &Case, oracles: Oracles) -> Result<V
     Ok(if failures.is_empty() { Verdict::Passed(evidence) } else { Verdict::Failed(failures) })
 }
 
+/// The inputs and outputs of a run in memory of the device, and which of their rows it writes.
+pub fn place(device: &Arc<dyn Device>, case: &Case, plan: &Plan, inputs: &Inputs) -> Result<Placement> {
+    // Merges have no requests: every row is written.
+    let all_rows = matches!(plan.op, Op::Merge(_) | Op::SelectMerge(_) | Op::Append(_));
+    let real = if all_rows { inputs.rows } else { u64::from(case.rows()) };
+    Placement::new(device, inputs, case.gap, real)
+}
+
 /// One run on fresh memory.
 pub struct Run {
     /// Buffers and arguments.
@@ -118,10 +126,7 @@ impl Run {
     /// Places the inputs, runs once, and waits. The workspace has guards of its own, checked here.
     pub fn start(device: &Arc<dyn Device>, case: &Case, plan: &Plan, inputs: &Inputs) -> Result<Self> {
         let prepared = device.prepare(plan)?;
-        // Merges have no requests: every row is written.
-        let all_rows = matches!(plan.op, Op::Merge(_) | Op::SelectMerge(_) | Op::Append(_));
-        let real = if all_rows { inputs.rows } else { u64::from(case.rows()) };
-        let placement = Placement::new(device, inputs, case.gap, real)?;
+        let placement = place(device, case, plan, inputs)?;
         let mut run = Self { placement, status: Status::default(), prepared, device: Arc::clone(device) };
         run.status = run.again(POISONS[0])?;
         Ok(run)

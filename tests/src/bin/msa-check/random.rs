@@ -1,6 +1,8 @@
 //! Random cases on a device: each place of the hit table is drawn again until the device takes a case, and a failure is
 //! made small.
 
+use std::time::{Duration, Instant};
+
 use msa_tests::Case;
 use msa_tests::generate::{Draw, cells};
 use msa_tests::hits::Hits;
@@ -15,7 +17,10 @@ use crate::selection::Selection;
 const MOST_DRAWS: u32 = 64;
 
 /// Cases that are tried to make one failure small.
-const MOST_TRIES: usize = 400;
+const MOST_TRIES: usize = 1000;
+
+/// Time for one failure: each try of a hang takes as long as a case may.
+const MOST_TIME: Duration = Duration::from_secs(120);
 
 /// Failures of a device that are made small; the others are printed as they are.
 const MOST_SHRUNK: usize = 4;
@@ -68,8 +73,11 @@ pub(crate) fn shrink_failures(runner: &Runner<'_>, outcomes: &mut [(Case, Outcom
     for (case, outcome) in failed {
         let mut one = runner.one_by_one();
         let check = outcome.failures.first().map(|f| f.check.clone());
-        let mut best = None;
+        let (mut best, start) = (None, Instant::now());
         let small = shrink(case, MOST_TRIES, |smaller| {
+            if start.elapsed() > MOST_TIME {
+                return false;
+            }
             let Ok(found) = one.run(smaller) else { return false };
             let same = found.is_failed() && found.failures.first().map(|f| &f.check) == check.as_ref();
             if same {
