@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 ///
 /// # Errors
 /// The runtime's.
-pub fn run(hip: &'static Hip, images: &Images) -> Result<Vec<Vec<i32>>> {
+pub(crate) fn run(hip: &'static Hip, images: &Images) -> Result<Vec<Vec<i32>>> {
     let backend = backend_over(hip, images.clone());
     let ranks: Vec<Rank> = (0..WORLD)
         .map(|rank| {
