@@ -143,7 +143,7 @@ fn o06_every_index_format_is_answered_for() {
         &PlanOptions::default(),
         "none",
     );
-    assert_eq!(none.unwrap_err().to_string(), "index_score is not supported by none: no variant");
+    assert_eq!(none.unwrap_err().to_string(), "index_score is not supported by none: no index_score kernel");
 }
 
 #[test]
