@@ -110,8 +110,7 @@ impl Prepared for CudaPrepared {
         if nothing {
             return Ok(());
         }
-        let with_scores =
-            self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
+        let with_scores = self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
         let args = with_scores.as_ref().unwrap_or(args);
         let is_step = matches!(self.plan.op, Op::Step(_));
         for (number, stage) in self.stages.iter().enumerate() {

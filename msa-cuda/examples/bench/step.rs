@@ -38,8 +38,7 @@ impl Bench<'_> {
         let pages = POOL / (kv_page + index_page);
         let kv = head_slot(&g, op.attention.cache, pages, self.pool)?;
         let index = IndexCache::planar(&g, op.index.keys, pages, self.pool + pages * kv_page)?;
-        let rows =
-            |at, dtype, heads, width| Tensor::contiguous(self.inputs + at, dtype, &[requests, heads, width]);
+        let rows = |at, dtype, heads, width| Tensor::contiguous(self.inputs + at, dtype, &[requests, heads, width]);
         let query = rows(QUERY, op.attention.query, g.query_heads.into(), 128)?;
         let index_query = rows(INDEX_QUERY, op.index.query, g.index_heads.into(), 128)?;
         let output = rows(OUTPUT, op.attention.output.dtype, g.query_heads.into(), 128)?;
@@ -54,11 +53,9 @@ impl Bench<'_> {
                 batch.with_kv_cache(kv).with_index_cache(index)
             })
             .collect();
-        let scored = batches().map(|(_, b)| {
-            b.with(Role::IndexQuery, index_query).with(Role::Scores, scores).with_index_cache(index)
-        });
-        let selected =
-            batches().map(|(b, _)| b.clone().with(Role::Scores, scores).with(Role::BlockIndices, indices));
+        let scored = batches()
+            .map(|(_, b)| b.with(Role::IndexQuery, index_query).with(Role::Scores, scores).with_index_cache(index));
+        let selected = batches().map(|(b, _)| b.clone().with(Role::Scores, scores).with(Role::BlockIndices, indices));
         let attended = batches().map(|(_, b)| {
             let b = b.with(Role::Query, query).with(Role::BlockIndices, indices);
             b.with(Role::Output, output).with_kv_cache(kv)

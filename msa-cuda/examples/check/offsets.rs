@@ -34,12 +34,7 @@ pub(crate) fn run(device: &dyn Device, amount: Amount) -> Result<u64> {
         if difference.is_some() || (want.status.0 ^ got.status.0) & !Status::PAGE != 0 {
             failed += 1;
             let status = format!("status {} want {}", got.status, want.status);
-            println!(
-                "case {number} seed {}: {}: {}: {case}",
-                amount.seed,
-                plan.variant,
-                difference.unwrap_or(status)
-            );
+            println!("case {number} seed {}: {}: {}: {case}", amount.seed, plan.variant, difference.unwrap_or(status));
         }
     }
     println!("{} passed, {failed} failed; {pages} with pages beyond 2^32 bytes", done - failed);
@@ -51,10 +46,7 @@ fn run_far(device: &dyn Device, plan: &Plan, case: &Case) -> Result<(Outcome, bo
     let mut far = Far { memory: device.memory(), owned: Vec::new() };
     let pools = pools(case)?;
     let stride = pools.iter().map(|pool| pool.stride).min();
-    let spread = Spread {
-        pages: case.pages,
-        of: stride.map_or(case.pages, |stride| (SPREAD / stride).max(case.pages)),
-    };
+    let spread = Spread { pages: case.pages, of: stride.map_or(case.pages, |stride| (SPREAD / stride).max(case.pages)) };
     let mut args = Args::new();
     for input in case.inputs.iter().chain(&case.outputs) {
         let moved = match input.role {
@@ -207,8 +199,7 @@ impl Far<'_> {
     }
 
     fn read(&self, args: &Args, output: &Input) -> Result<Vec<u8>> {
-        let tensor =
-            args.tensor(output.role).ok_or(Error::Missing { op: "check", role: output.role.name() })?;
+        let tensor = args.tensor(output.role).ok_or(Error::Missing { op: "check", role: output.role.name() })?;
         let mut bytes = output.bytes.clone();
         let each = pieces(output, &output.bytes).next().map_or(1, <[u8]>::len);
         for (row, piece) in (0_u64..).zip(bytes.chunks_mut(each)) {

@@ -51,11 +51,7 @@ pub(crate) fn run(device: &dyn Device, plan: &dyn Fn(&Case) -> Result<Plan>, amo
         if found.wrong > 0 {
             println!("case {number} seed {}: {} lists beyond the bound: {case}", amount.seed, found.wrong);
         }
-        all = Lists {
-            equal: all.equal + found.equal,
-            near: all.near + found.near,
-            wrong: all.wrong + found.wrong,
-        };
+        all = Lists { equal: all.equal + found.equal, near: all.near + found.near, wrong: all.wrong + found.wrong };
     }
     println!("{} lists equal, {} near-ties, {} wrong", all.equal, all.near, all.wrong);
     Ok(all.wrong)
@@ -95,9 +91,7 @@ fn compare(case: &Case, op: &Step, steps: &Steps, lists: &[u8]) -> Result<Lists>
             let keys = &keys[..visible * CHANNELS];
             let score = |h: usize| {
                 let query = &queries[(row * heads + h) * CHANNELS..(row * heads + h + 1) * CHANNELS];
-                keys.par_chunks(CHANNELS * PAGE as usize)
-                    .map(|b| block_score(query, b, steps, factor))
-                    .collect()
+                keys.par_chunks(CHANNELS * PAGE as usize).map(|b| block_score(query, b, steps, factor)).collect()
             };
             let scores: Vec<Vec<Bounded>> = (0..heads).map(score).collect();
             let exact: Vec<Vec<f64>> = scores.iter().map(|s| s.iter().map(|s| s.0).collect()).collect();
@@ -165,8 +159,7 @@ fn keys_of(case: &Case, format: CacheFormat, request: usize, tokens: usize) -> R
         let at = (request * width + token / PAGE as usize) * 4;
         let page = table[at..at + 4].try_into().map_or(0, i32::from_le_bytes) as u64;
         let row = |view: View, bytes: usize| {
-            let start =
-                view.address - 0x1000 + page * view.page_stride + (token as u64 % 128) * view.token_stride;
+            let start = view.address - 0x1000 + page * view.page_stride + (token as u64 % 128) * view.token_stride;
             &case.index_pool[start as usize..start as usize + bytes]
         };
         match (format, cache.key_scale) {

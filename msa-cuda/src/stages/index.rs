@@ -30,11 +30,7 @@ impl IndexStage {
         let heads = op.geometry.index_heads;
         let blocks = launch::total_blocks(plan, &lengths);
         if blocks > u64::from(u32::MAX) {
-            return Err(Error::invalid(
-                "lengths",
-                "at most 2^32 - 1 blocks in all (the kernel counts them)",
-                blocks,
-            ));
+            return Err(Error::invalid("lengths", "at most 2^32 - 1 blocks in all (the kernel counts them)", blocks));
         }
         let choice = launch::index_choice(lengths.max_query_len(), heads, op.keys, blocks);
         let function = context.function(&image(plan), choice.symbol)?;
