@@ -18,7 +18,7 @@ use msa_core::cache::{CacheFormat, IndexCache, head_slot};
 use msa_core::error::{Error, Result};
 use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
-use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select, Step};
+use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
@@ -38,15 +38,15 @@ fn main() {
 fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
-    let bench = Bench::new(&*device)?;
+    if std::env::args().any(|a| a == "append") {
+        return append::run(&Bench::new(&*device, 0)?);
+    }
+    let bench = Bench::new(&*device, POOL)?;
     let named = |what: &str| std::env::args().any(|a| a == what);
     if named("step") {
-        steps(&bench)?;
+        step::run(&bench)?;
     }
-    if named("append") {
-        append::run(&bench)?;
-    }
-    let rest = !(named("step") || named("append") || named("index") || named("sparse"));
+    let rest = !(named("step") || named("index") || named("sparse"));
     if named("index") || rest {
         index_rows(&bench, named("quick"))?;
     }
@@ -90,32 +90,6 @@ fn chosen(name: &str) -> bool {
     std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
 }
 
-/// Whole steps: NVFP4 and fp8 caches, index keys in NVFP4.
-fn steps(bench: &Bench<'_>) -> Result<()> {
-    for (name, query, cache, precision) in [
-        ("nvfp4 faithful", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Faithful),
-        ("nvfp4 fast", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Fast),
-        ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
-        ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
-    ] {
-        if !chosen(name) {
-            continue;
-        }
-        for context in [32_768, 131_072] {
-            let mut line = format!("step {name:15} {:4}K:", context / 1024);
-            for requests in REQUESTS {
-                let index = IndexScore { query, keys: cache, precision, ..IndexScore::default() };
-                let attention = Attention { query, cache, ..Attention::default() };
-                let op = Step { index, attention, ..Step::default() };
-                let (whole, stages) = bench.step(&op, requests, context)?;
-                line += &format!("  {whole:7.1} (stages {stages:7.1})");
-            }
-            println!("{line}");
-        }
-    }
-    Ok(())
-}
-
 struct Bench<'a> {
     device: &'a dyn Device,
     pool: u64,
@@ -124,7 +98,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(device: &'a dyn Device) -> Result<Self> {
+    /// `read` is what is read of the pool: only that is filled.
+    fn new(device: &'a dyn Device, read: u64) -> Result<Self> {
         let memory = device.memory();
         let (pool, inputs) = (memory.allocate(POOL)?, memory.allocate(1 << 30)?);
         let mut state = 88_172_645_463_325_252_u64;
@@ -136,7 +111,7 @@ impl<'a> Bench<'a> {
             // Every byte is a finite E4M3, two codes, and half of a bf16 of moderate size.
             bytes.copy_from_slice(&(state & 0xbfbf_bfbf_bfbf_bfbf | 0x2020_2020_2020_2020).to_le_bytes());
         }
-        for at in (0..POOL).step_by(piece.len()) {
+        for at in (0..read).step_by(piece.len()) {
             memory.write(pool + at, &piece)?;
         }
         memory.write(inputs, &piece)?;

@@ -37,7 +37,8 @@ use replay::Amount;
 const OPS: [&str; 7] = ["append", "index_score", "select", "sparse_decode", "merge", "select_merge", "step"];
 
 fn main() -> ExitCode {
-    let (words, numbers): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.parse::<u64>().is_err());
+    let (words, numbers): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|a| a.parse::<u64>().is_err());
     let number = |at: usize, default| numbers.get(at).and_then(|n| n.parse().ok()).unwrap_or(default);
     let only = OPS.into_iter().find(|op| words.iter().any(|word| word == op));
     let mode = words.iter().find(|word| !OPS.contains(&word.as_str()));

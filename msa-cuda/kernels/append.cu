@@ -1,203 +1,240 @@
 // append: norm, RoPE, cast or NVFP4-quantise and insert of K, V and index keys; cast of query and index query. One launch.
 //
-// Eight lanes take a head of 128 channels of one row; a block of threads takes `passes` times 32 heads of one tensor. A row
-// whose slot a later row has again is not stored: up to some hundreds of rows every writer searches the slots behind its own,
-// beyond that `find_winners` has entered the last row of every slot into a table. Integers alone decide, so the order in which
-// rows run does not matter.
-#include "include/stored.cuh"
+// Eight lanes take a head of one row; a block of threads takes 32 heads of one tensor in a pass and goes on to the same heads of
+// later rows. A row whose slot a later row has again is not stored: up to some hundreds of rows every writer searches the slots
+// behind its own, beyond that `find_winners` has entered the last row of every slot into a table. Integers alone decide, so the
+// order in which rows run does not matter.
+#include "include/norm_rope.cuh"
+#include "include/nvfp4.cuh"
+#include "include/slots.cuh"
+#include "include/status.cuh"
 
 namespace msa {
 
-constexpr int THREADS = 256, WARPS = THREADS / 32, HEADS_PER_WARP = 32 / LANES_PER_HEAD, HEADS_PER_PASS = WARPS * HEADS_PER_WARP;
+constexpr int THREADS = 128, HEADS_PER_PASS = THREADS / LANES_PER_HEAD;
 
-MSA_DEVICE bool position_fits(const RowArguments& p, uint32_t row) {
-  return !p.positions || (uint32_t)p.positions[row] < p.positions_end;
+enum Stored : uint32_t { STORED_BF16 = 0, STORED_F16 = 1, STORED_E4M3 = 2, STORED_NVFP4 = 3 };
+
+// What a block of threads shares.
+struct Shared {
+  float weights[CHANNELS];                   // 1 + w
+  float scratch[HEADS_PER_PASS * CHANNELS];  // 128 floats for each eight lanes
+  int64_t slots[SEARCHED_ROWS];              // of all rows, if they are searched
+  float factor;
+};
+
+// a / b and the rest; the counts of heads of real models are powers of two.
+MSA_DEVICE uint2 divide_count(uint32_t a, uint32_t b) {
+  if ((b & (b - 1)) == 0) return make_uint2(a >> (31 - __clz(b)), a & (b - 1));
+  return make_uint2(a / b, a % b);
 }
 
-MSA_DEVICE uint32_t winner_start(int64_t slot, uint32_t mask) {
-  return (uint32_t)((uint64_t)slot * 0x9e3779b97f4a7c15ull >> 32) & mask;
-}
-
-// Rows that are not padding.
-MSA_DEVICE uint32_t live_rows(const RowArguments& p) {
-  return p.last_offset ? (uint32_t)max(0, min(*p.last_offset, (int)p.rows)) : p.rows;
-}
-
-// True if a later row with a position that fits has the slot. The whole warp looks for its four rows at once.
-MSA_DEVICE bool searched(const RowArguments& p, uint32_t end, uint32_t row, int64_t slot, bool wanted) {
-  const int lane = threadIdx.x & 31;
-  uint32_t rows[HEADS_PER_WARP], found = 0;
-  int64_t slots[HEADS_PER_WARP];
-#pragma unroll
-  for (int g = 0; g < HEADS_PER_WARP; g++) {
-    rows[g] = __shfl_sync(FULL_WARP, row, g * LANES_PER_HEAD);
-    slots[g] = __shfl_sync(FULL_WARP, wanted ? slot : -1, g * LANES_PER_HEAD);
-  }
-  const uint32_t first = __reduce_min_sync(FULL_WARP, wanted ? row + 1 : end);
-#pragma unroll 4
-  for (uint32_t other = first + lane; other < end; other += 32) {
-    const int64_t theirs = p.slots[other];
-#pragma unroll
-    for (int g = 0; g < HEADS_PER_WARP; g++)
-      if (theirs == slots[g] && theirs >= 0 && other > rows[g] && position_fits(p, other)) found |= 1u << g;
-  }
-  return __reduce_or_sync(FULL_WARP, found) >> (lane / LANES_PER_HEAD) & 1;
-}
-
-// The same from the table. Every wanted row is in it, so the search ends at its key.
-MSA_DEVICE bool looked_up(const RowArguments& p, uint32_t row, int64_t slot) {
-  uint32_t at = winner_start(slot, p.winner_mask);
-  for (uint32_t tried = 0; tried <= p.winner_mask; tried++, at = (at + 1) & p.winner_mask)
-    if (p.winners[at].key == (unsigned long long)slot + 1) return p.winners[at].row != row + 1;
-  return false;
-}
-
-// Where a slot leads in one cache; false if nothing is to be stored.
-MSA_DEVICE bool place(const AppendArguments& p, const AppendTensor& tensor, int64_t slot, uint32_t head, CacheRow* row) {
-  if (slot == -1) return false;
-  const uint64_t page = (uint64_t)slot / BLOCK, token = (uint64_t)slot % BLOCK;
-  if (slot < 0 || page >= tensor.pages) {
-    raise(p.status, p.own_status, STATUS_SLOT);
-    return false;
-  }
-  const View &data = tensor.output, &scale = tensor.scale;
-  row->data = (uint8_t*)data.address + page * data.page_stride + head * data.head_stride + token * data.token_stride;
-  row->scales = (uint8_t*)scale.address + page * scale.page_stride + head * scale.head_stride +
-                (tensor.scale_is_quad ? token / 4 * (4 * TILES) + token % 4 : token * scale.token_stride);
-  row->scale_step = tensor.scale_is_quad ? 4 : 1;
-  return (int64_t)page != tensor.null_page;
-}
-
-template <bool PER_STEP>
-MSA_DEVICE void transform(const AppendArguments& p, const AppendTensor& tensor, Head& head, const uint32_t (&pairs)[TILES],
-                          const float* weights, float* scratch, uint64_t position) {
-  const int t = threadIdx.x % LANES_PER_HEAD;
-  if (tensor.norm) normalise(head, pairs, p.epsilon, weights, t);
-  if constexpr (PER_STEP) {
-#pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) head.x[i] = round_bf16(head.x[i]);
-  }
-  if (!tensor.rotates) return;
-  const Angles angles{p.cosines + position * p.cosine_row, p.sines + position * p.sine_row};
-  switch (p.half_tiles) {
-    case 1: return rotate_tiles<PER_STEP, 1>(head, angles, t);
-    case 2: return rotate_tiles<PER_STEP, 2>(head, angles, t);
-    case 3: return rotate_tiles<PER_STEP, 3>(head, angles, t);
-    case 4: return rotate_tiles<PER_STEP, 4>(head, angles, t);
-    default: return rotate_any<PER_STEP>(head, angles, p.half, scratch, t);
-  }
-}
-
-MSA_DEVICE void store(const AppendArguments& p, const AppendTensor& tensor, Head& head, const CacheRow& row, bool live) {
-  const int t = threadIdx.x % LANES_PER_HEAD;
+// What is read for a head; of a query, a pass ahead. Lanes beyond the rows read one within, for nothing.
+template <bool CACHE>
+struct Loaded {
   uint32_t pairs[TILES];
-  if (tensor.format == STORED_F16) {
+  uint32_t position;
+  int64_t slot;
+
+  MSA_DEVICE void load(const RowArguments& p, const uint8_t* source, uint32_t row) {
 #pragma unroll
-    for (int m = 0; m < TILES; m++) pairs[m] = to_f16x2(head.x[2 * m + 1], head.x[2 * m]);
-    if (live) store_pairs(pairs, row.data, t);
-    return;
+    for (int m = 0; m < TILES; m++) pairs[m] = ((const uint32_t*)source)[8 * m];
+    position = p.positions ? (uint32_t)p.positions[min(row, p.row_end - 1)] : 0;
+    slot = CACHE && row < p.row_end ? p.slots[row] : -1;
   }
-  pack(head, pairs);
-  if (tensor.format == STORED_NVFP4) {
-    if (store_nvfp4(pairs, row, tensor.factor, p.reciprocal, t, live)) raise(p.status, p.own_status, STATUS_NAN);
-    return;
+};
+
+// Where a head is stored: data of the row, block scales of its group 0.
+struct Target {
+  uint8_t *data, *scales;
+};
+
+// The heads of one tensor that a lane takes: head `head` of rows `row_step` apart.
+template <bool PER_STEP, bool CACHE>
+struct Appender {
+  const AppendArguments& p;
+  const AppendTensor& tensor;
+  Shared& shared;
+  uint32_t end;  // rows from here on are padding; loads need not wait for it
+
+  MSA_DEVICE static int lane() { return threadIdx.x % LANES_PER_HEAD; }
+  MSA_DEVICE float* scratch() const { return shared.scratch + threadIdx.x / LANES_PER_HEAD * CHANNELS; }
+
+  // `block` of the tensor's within the group that starts at a row.
+  MSA_DEVICE void run(uint32_t group_row, uint32_t block) const {
+    const uint2 turn = divide_count(block, tensor.period);
+    const uint2 pair = divide_count(turn.y * HEADS_PER_PASS + threadIdx.x / LANES_PER_HEAD, tensor.heads);
+    const uint32_t first_row = group_row + turn.x * p.passes * tensor.row_step, head = pair.y;
+    if (first_row >= p.rows.row_end) return;
+    uint32_t row = first_row + pair.x;
+    const uint8_t* source = tensor.source + min(row, p.rows.row_end - 1) * tensor.source_row + head * tensor.source_head + 4 * lane();
+    uint8_t* output = (uint8_t*)tensor.output.address + head * tensor.output.head_stride;
+    if (!CACHE) output += row * tensor.output.page_stride;
+    Loaded<CACHE> loaded;
+    loaded.load(p.rows, source, row);
+    prepare();
+#pragma unroll 1
+    for (uint32_t pass = 0; pass < p.passes; pass++) {
+      const bool inside = row < min(p.rows.row_end, end);
+      const bool fits = loaded.position < p.rows.positions_end;
+      if (inside && !fits && lane() == 0) raise(p.status, p.own_status, STATUS_POSITION);
+      const int64_t slot = loaded.slot;
+      bool live = inside && fits;
+      if constexpr (CACHE) live = is_stored(row, slot, inside, fits);
+      const bool any = __any_sync(FULL_WARP, live);
+      Head values;
+      unpack(loaded.pairs, values);
+      const bool fast = moderate<false>(loaded.pairs);
+      const uint64_t position = live ? loaded.position : 0;
+      row += tensor.row_step;
+      if (row < p.rows.row_end) source += tensor.source_step;
+      if (!CACHE && pass + 1 < p.passes) loaded.load(p.rows, source, row);
+      if (any) {
+        transform(values, fast, position);
+        store(values, CACHE ? place(output, head, slot) : Target{output, 0}, live);
+      }
+      if (!CACHE) output += tensor.output_step;
+      if (CACHE && pass + 1 < p.passes) loaded.load(p.rows, source, row);
+    }
   }
-  if (tensor.factor) {
-    const float factor = *tensor.factor;
-    head = unpack(pairs);
+
+  // Fills shared memory, after the first loads are under way.
+  MSA_DEVICE void prepare() const {
+    static_assert(THREADS >= CHANNELS, "a thread a weight");
+    const bool weighs = tensor.norm && threadIdx.x < CHANNELS;
+    const uint32_t weight = weighs ? tensor.norm[threadIdx.x] : 0;
+    if (CACHE && !p.rows.winners) {
+      for (uint32_t row = threadIdx.x; row < p.rows.rows; row += THREADS) shared.slots[row] = p.rows.slots[row];
+    }
+    if (CACHE && threadIdx.x == 0) shared.factor = tensor.factor ? *tensor.factor : 1.f;
+    if (weighs) shared.weights[threadIdx.x] = __fadd_rn(1.f, bf16_low(weight));
+    __syncthreads();
+  }
+
+  // True if a row has a place in the tensor's cache and no later row takes it.
+  MSA_DEVICE bool is_stored(uint32_t row, int64_t slot, bool inside, bool fits) const {
+    const uint64_t page = (uint64_t)slot / BLOCK;
+    const bool outside = inside && slot != -1 && (slot < 0 || page >= tensor.pages);
+    if (outside) raise(p.status, p.own_status, STATUS_SLOT);
+    const bool placed = inside && slot >= 0 && !outside && (int64_t)page != tensor.null_page && fits;
+    if (!p.rows.winners) return !searched(p.rows, shared.slots, end, row, slot, placed) && placed;
+    return placed && !looked_up(p.rows, row, slot);
+  }
+
+  // Where a slot of the cache is; `output` is the head's token 0 of page 0.
+  MSA_DEVICE Target place(uint8_t* output, uint32_t head, int64_t slot) const {
+    const uint64_t page = (uint64_t)slot / BLOCK, token = (uint64_t)slot % BLOCK;
+    const View& scale = tensor.scale;
+    const uint64_t in_page = tensor.scale_is_quad ? token / 4 * (4 * TILES) + token % 4 : token * scale.token_stride;
+    return {output + page * tensor.output.page_stride + token * tensor.output.token_stride,
+            (uint8_t*)scale.address + page * scale.page_stride + head * scale.head_stride + in_page};
+  }
+
+  MSA_DEVICE void transform(Head& head, bool fast, uint64_t position) const {
+    const float root = tensor.norm ? root_mean_square(head, p.epsilon) : 1.f;
+    Angles angles;
+    if (tensor.rotates && p.half_is_32) {
+      const uint64_t offset = position * p.cosine_row + 2 * lane();
+      angles.load(p.cosines + offset, p.sines + offset);
+    }
+    if (tensor.norm) {
+      divide_all(head, fast, root, scratch(), lane());
+      weigh(head, shared.weights, lane());
+    }
+    if constexpr (PER_STEP) {
 #pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) head.x[i] = __fdiv_rn(head.x[i], factor);
-    pack(head, pairs);
+      for (int i = 0; i < 2 * TILES; i++) head.x[i] = round_bf16(head.x[i]);
+    }
+    if (!tensor.rotates) return;
+    if (p.half_is_32) rotate_64<PER_STEP>(head, angles);
+    else rotate_any<PER_STEP>(head, p.cosines + position * p.cosine_row, p.sines + position * p.sine_row, p.half, scratch(), lane());
   }
-  if (tensor.format == STORED_BF16) {
-    if (live) store_pairs(pairs, row.data, t);
-    return;
+
+  MSA_DEVICE void store(Head& head, const Target& target, bool live) const {
+    uint32_t pairs[TILES];
+    if constexpr (CACHE) {
+      pack(head, pairs);
+      const float factor = shared.factor;
+      if (tensor.format == STORED_NVFP4) transpose(pairs, lane());
+      const bool divides = factor != 1.f && !(tensor.format == STORED_NVFP4 && p.reciprocal);
+      if (divides || tensor.format != STORED_BF16) unpack(pairs, head);
+      if (divides) divide_all(head, moderate<true>(pairs), factor, scratch(), lane());
+      if (tensor.format == STORED_NVFP4) return store_nvfp4(head, target, live);
+      if (divides && tensor.format == STORED_BF16) pack(head, pairs);
+    } else if (tensor.format == STORED_F16) {
+#pragma unroll
+      for (int m = 0; m < TILES; m++) pairs[m] = to_f16x2(head.x[2 * m + 1], head.x[2 * m]);
+    } else {
+      pack(head, pairs);
+      if (tensor.format == STORED_E4M3) unpack(pairs, head);
+    }
+    if (tensor.format == STORED_E4M3) return store_e4m3(head, target.data, live);
+    if (!live) return;
+#pragma unroll
+    for (int m = 0; m < TILES; m++) ((uint32_t*)target.data)[8 * m + lane()] = pairs[m];
   }
-  if (!tensor.factor) head = unpack(pairs);
-  store_e4m3(head, row.data, t, live);
-}
+
+  // Neighbouring lanes trade halves, so that both store words: the even lane of tile 2 i, the odd lane of tile 2 i + 1.
+  MSA_DEVICE void store_e4m3(const Head& head, uint8_t* row, bool live) const {
+    const int t = lane();
+    const bool odd = t & 1;
+    uint32_t words[TILES / 2];
+#pragma unroll
+    for (int i = 0; i < TILES / 2; i++) {
+      const float* x = head.x + 4 * i;
+      const uint32_t own = to_e4m3x2(x[1], x[0]) | to_e4m3x2(x[3], x[2]) << 16;
+      words[i] = permute_bytes(own, __shfl_xor_sync(FULL_WARP, own, 1), odd ? 0x3276 : 0x5410);
+    }
+    if (!live) return;
+    uint32_t* to = (uint32_t*)row + (odd ? 4 : 0) + t / 2;
+#pragma unroll
+    for (int i = 0; i < TILES / 2; i++) to[8 * i] = words[i];
+  }
+
+  // The lane has all 16 channels of group t.
+  MSA_DEVICE void store_nvfp4(Head& head, const Target& target, bool live) const {
+    const Group group = quantise(head.x, p.reciprocal, shared.factor);
+    if (!live) return;
+    ((uint2*)target.data)[lane()] = group.codes;
+    target.scales[lane() * (tensor.scale_is_quad ? 4 : 1)] = (uint8_t)group.scale;
+    if (group.nan) raise(p.status, p.own_status, STATUS_NAN);
+  }
+};
 
 template <bool PER_STEP>
-MSA_DEVICE void append(const AppendArguments& p) {
-  __shared__ float weights[CHANNELS], scratch[HEADS_PER_PASS * CHANNELS];
-  wait_for_predecessor();
-  release_successor();
+MSA_DEVICE void append_block(const AppendArguments& p) {
+  __shared__ Shared shared;
   if (p.own_status) clear_own_status(p.status, p.own_status);
   const uint32_t end = live_rows(p.rows);
+  const uint32_t group = __umulhi(blockIdx.x, p.group_magic) >> p.group_shift, block = blockIdx.x - group * p.group_blocks;
   int kind = 0;
 #pragma unroll
-  for (int k = 1; k < 5; k++) kind += blockIdx.x >= p.tensors[k].first_block;
+  for (int k = 1; k < 5; k++) kind += block >= p.tensors[k].first_block;
   const AppendTensor& tensor = p.tensors[kind];
-  if (tensor.norm && threadIdx.x < CHANNELS) weights[threadIdx.x] = __fadd_rn(1.f, bf16_low(tensor.norm[threadIdx.x]));
-  __syncthreads();
-  const int t = threadIdx.x % LANES_PER_HEAD, in_block = threadIdx.x / LANES_PER_HEAD;
-  const uint32_t first = (blockIdx.x - tensor.first_block) * p.passes * HEADS_PER_PASS + in_block;
-  uint32_t row = p.rows.row_begin + first / tensor.heads, head = first % tensor.heads;
-  const uint32_t step_rows = HEADS_PER_PASS / tensor.heads, step_heads = HEADS_PER_PASS % tensor.heads;
-  for (uint32_t pass = 0; pass < p.passes; pass++) {
-    const bool inside = row < p.rows.row_end;  // loads need not wait for the number of rows that are not padding
-    uint32_t pairs[TILES] = {};
-    const uint8_t* source = tensor.source + row * tensor.source_row + head * tensor.source_head;
-    if (inside) {
-#pragma unroll
-      for (int m = 0; m < TILES; m++) pairs[m] = ((const uint32_t*)source)[8 * m + t];
-    }
-    const int64_t slot = inside && tensor.is_cache ? p.rows.slots[row] : -1;
-    const uint32_t position = inside && p.rows.positions ? (uint32_t)p.rows.positions[row] : 0;
-    bool live = inside && row < end;
-    const bool fits = !p.rows.positions || position < p.rows.positions_end;
-    if (live && !fits && t == 0) raise(p.status, p.own_status, STATUS_POSITION);
-    CacheRow target{(uint8_t*)tensor.output.address + row * tensor.output.page_stride + head * tensor.output.head_stride, 0, 0};
-    if (tensor.is_cache) live = live && place(p, tensor, slot, head, &target);
-    live = live && fits;
-    if (tensor.is_cache) {
-      if (!p.rows.winners) live = !searched(p.rows, end, row, slot, live) && live;
-      else if (live) live = !looked_up(p.rows, row, slot);
-    }
-    if (__any_sync(FULL_WARP, live)) {
-      Head values = unpack(pairs);
-      transform<PER_STEP>(p, tensor, values, pairs, weights, scratch + in_block * CHANNELS, live ? position : 0);
-      store(p, tensor, values, target, live);
-    }
-    row += step_rows;
-    head += step_heads;
-    if (head >= tensor.heads) {
-      head -= tensor.heads;
-      row++;
-    }
-  }
-}
-
-// Empties the table.
-MSA_DEVICE void clear_table(const RowArguments& p) {
-  wait_for_predecessor();
-  release_successor();
-  const uint32_t step = gridDim.x * THREADS;
-  for (uint64_t at = blockIdx.x * THREADS + threadIdx.x; at <= p.winner_mask; at += step) ((uint4*)p.winners)[at] = make_uint4(0, 0, 0, 0);
-}
-
-// Enters the rows of a launch; the rows behind them (`later`) only take over slots that are there.
-MSA_DEVICE void enter_rows(const RowArguments& p) {
-  wait_for_predecessor();
-  release_successor();
-  const uint32_t begin = p.later ? p.row_end : p.row_begin, end = min(p.later ? p.rows : p.row_end, live_rows(p));
-  const uint32_t step = gridDim.x * THREADS;
-  for (uint64_t row = (uint64_t)begin + blockIdx.x * THREADS + threadIdx.x; row < end; row += step) {
-    const int64_t slot = p.slots[row];
-    if (slot < 0 || !position_fits(p, (uint32_t)row)) continue;
-    const unsigned long long key = (unsigned long long)slot + 1;
-    uint32_t at = winner_start(slot, p.winner_mask);
-    for (uint32_t tried = 0; tried <= p.winner_mask; tried++, at = (at + 1) & p.winner_mask) {
-      const unsigned long long there = p.later ? p.winners[at].key : atomicCAS(&p.winners[at].key, 0ull, key);
-      if (there == key || (there == 0 && !p.later)) atomicMax(&p.winners[at].row, (uint32_t)row + 1);
-      if (there == key || there == 0) break;
-    }
-  }
+  const uint32_t group_row = p.rows.row_begin + group * p.passes * HEADS_PER_PASS;
+  if (tensor.is_cache) Appender<PER_STEP, true>{p, tensor, shared, end}.run(group_row, block - tensor.first_block);
+  else Appender<PER_STEP, false>{p, tensor, shared, end}.run(group_row, block - tensor.first_block);
 }
 
 }  // namespace msa
 
-extern "C" __global__ __launch_bounds__(msa::THREADS, append_once_BLOCKS) void append_once(const __grid_constant__ msa::AppendArguments p) { msa::append<false>(p); }
-extern "C" __global__ __launch_bounds__(msa::THREADS, append_per_step_BLOCKS) void append_per_step(const __grid_constant__ msa::AppendArguments p) { msa::append<true>(p); }
-extern "C" __global__ __launch_bounds__(msa::THREADS) void clear_winners(const __grid_constant__ msa::RowArguments p) { msa::clear_table(p); }
-extern "C" __global__ __launch_bounds__(msa::THREADS) void find_winners(const __grid_constant__ msa::RowArguments p) { msa::enter_rows(p); }
+extern "C" __global__ __launch_bounds__(msa::THREADS, append_once_BLOCKS) void append_once(const __grid_constant__ msa::AppendArguments p) {
+  msa::wait_for_predecessor();
+  msa::release_successor();
+  msa::append_block<false>(p);
+}
+extern "C" __global__ __launch_bounds__(msa::THREADS, append_per_step_BLOCKS) void append_per_step(const __grid_constant__ msa::AppendArguments p) {
+  msa::wait_for_predecessor();
+  msa::release_successor();
+  msa::append_block<true>(p);
+}
+extern "C" __global__ __launch_bounds__(msa::THREADS) void clear_winners(const __grid_constant__ msa::RowArguments p) {
+  msa::wait_for_predecessor();
+  msa::release_successor();
+  msa::clear_table(p);
+}
+extern "C" __global__ __launch_bounds__(msa::THREADS) void find_winners(const __grid_constant__ msa::RowArguments p) {
+  msa::wait_for_predecessor();
+  msa::release_successor();
+  msa::enter_rows(p);
+}

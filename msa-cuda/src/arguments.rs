@@ -217,6 +217,10 @@ pub(crate) struct AppendTensor {
     pub(crate) rotates: u32,
     pub(crate) scale_is_quad: u32,
     pub(crate) first_block: u32,
+    pub(crate) period: u32,
+    pub(crate) row_step: u32,
+    pub(crate) source_step: u64,
+    pub(crate) output_step: u64,
 }
 
 /// Rows of `append`, and the table of the last row of every slot.
@@ -246,13 +250,17 @@ pub(crate) struct AppendArguments {
     pub(crate) cosine_row: u64,
     pub(crate) sine_row: u64,
     pub(crate) status: u64,
+    pub(crate) group_blocks: u32,
+    pub(crate) group_magic: u32,
+    pub(crate) group_shift: u32,
     pub(crate) passes: u32,
     pub(crate) half: u32,
-    pub(crate) half_tiles: u32,
+    pub(crate) half_is_32: u32,
     pub(crate) epsilon: f32,
     pub(crate) reciprocal: u32,
     /// Status words of the run in its first kernel, else 0.
     pub(crate) own_status: u32,
+    pub(crate) pad: u32,
 }
 
 /// f16x2 1.0, opaque to the compiler of the kernels.
@@ -268,6 +276,6 @@ const _: () = {
     assert!(size_of::<StatusArguments>() == 16);
     assert!(size_of::<MergeArguments>() == 160);
     assert!(size_of::<SelectMergeArguments>() == 88);
-    assert!(size_of::<AppendTensor>() == 144 && size_of::<RowArguments>() == 56);
-    assert!(size_of::<AppendArguments>() == 840);
+    assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 56);
+    assert!(size_of::<AppendArguments>() == 976);
 };

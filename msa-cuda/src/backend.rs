@@ -17,7 +17,7 @@ pub fn backend() -> Arc<dyn Backend> {
 /// Opens device `ordinal` over the engine's context instead of the primary one.
 ///
 /// # Errors
-/// No driver, no such device, no kernels for it.
+/// No driver, no such device, no kernels for it, a context of another device.
 ///
 /// # Safety
 /// `context` is a `CUcontext` of that device and outlives the device and everything prepared on it.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use msa_core::error::{Error, Result};
 
-use crate::driver::check;
+use crate::driver::{Probe, check};
 use crate::images::{self, Kernel};
 
 /// The context of a device: the primary one, retained, or the engine's, borrowed.
@@ -49,9 +49,21 @@ impl Context {
         Ok(Self::new(context, Some(device), arch))
     }
 
-    /// Borrows the engine's context.
-    pub(crate) fn borrowed(context: u64, arch: &'static str) -> Self {
-        Self::new(context as sys::CUcontext, None, arch)
+    /// Borrows the engine's context, which must be one of device `ordinal`.
+    pub(crate) fn borrowed(context: u64, ordinal: u32, arch: &'static str) -> Result<Self> {
+        if context == 0 {
+            return Err(Error::invalid("context", "a CUcontext", "null"));
+        }
+        let own = Self::new(context as sys::CUcontext, None, arch);
+        let current = own.enter()?;
+        let (want, mut device) = (Probe::new(ordinal)?.handle(), 0);
+        // SAFETY: the context is current, and the pointer is valid for one int.
+        check(unsafe { sys::cuCtxGetDevice(&mut device) })?;
+        drop(current);
+        if device == want {
+            return Ok(own);
+        }
+        Err(Error::invalid("context", format!("one of cuda:{ordinal}"), format!("one of device {device}")))
     }
 
     fn new(context: sys::CUcontext, retained: Option<sys::CUdevice>, arch: &'static str) -> Self {
@@ -90,7 +102,9 @@ impl Context {
         Ok(Function { handle, kernel })
     }
 
-    /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once.
+    /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once. All kernels ask for the largest share
+    /// of an SM's memory: an SM changes its share only when it is idle, so that a persistent kernel launched beside the end of a
+    /// kernel with a small share would find room for one block instead of two, for as long as it runs.
     fn allow(&self, function: sys::CUfunction, kernel: &Kernel) -> Result<()> {
         use sys::CUfunction_attribute as Attribute;
         let shared = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -98,7 +112,10 @@ impl Context {
         check(unsafe { sys::cuFuncSetAttribute(function, shared, kernel.shared as i32) })?;
         let cluster = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: the function is loaded.
-        check(unsafe { sys::cuFuncSetAttribute(function, cluster, 1) })
+        check(unsafe { sys::cuFuncSetAttribute(function, cluster, 1) })?;
+        let share = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(function, share, 100) })
     }
 
     /// The address of an immutable table with these bytes. Equal tables are one: none is ever changed or freed while the
@@ -113,7 +130,12 @@ impl Context {
         // SAFETY: the pointer is valid for one address.
         check(unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(16)) })?;
         // SAFETY: the allocation has at least this many bytes.
-        check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
+        let copied = check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) });
+        if copied.is_err() {
+            // SAFETY: allocated above and not used by anything. The copy's error is the one to report.
+            let _ = unsafe { sys::cuMemFree_v2(address) };
+        }
+        copied?;
         tables.insert(bytes.to_vec(), address);
         Ok(address)
     }

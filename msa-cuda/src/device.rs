@@ -12,7 +12,7 @@ use msa_core::variant::Variant;
 
 use crate::context::Context;
 use crate::driver::{self, Probe};
-use crate::images::IMAGES;
+use crate::images::{self, IMAGES};
 use crate::memory::DeviceMemory;
 use crate::prepared::CudaPrepared;
 use crate::variants::variants;
@@ -71,10 +71,13 @@ impl CudaDevice {
             return unavailable(crate::unavailable_reason().to_owned());
         }
         if variants(arch).is_empty() {
-            return unavailable(format!("{} ({}): no kernels for this architecture", info.name, info.arch));
+            let (name, own, built) = (&info.name, &info.arch, images::archs().join(", "));
+            return unavailable(format!(
+                "{name} ({own}): no kernels for this architecture, built for {built}"
+            ));
         }
         let context = Arc::new(match engine_context {
-            Some(context) => Context::borrowed(context, arch.name()),
+            Some(context) => Context::borrowed(context, ordinal, arch.name())?,
             None => Context::primary(Probe::new(ordinal)?.handle(), arch.name())?,
         });
         Ok(Self { info, memory: DeviceMemory(context.clone()), context })

@@ -12,6 +12,9 @@ use msa_core::error::{Error, Result};
 /// CUDA 13.0: what the images need (minor-version compatibility within 13) and what the bindings were made for.
 const OLDEST_DRIVER: i32 = 13000;
 
+/// Names without prefix and suffix under which the bindings look for the driver.
+const LIBRARIES: [&str; 2] = ["cuda", "nvcuda"];
+
 /// Every entry point that this crate calls, NUL-terminated.
 const SYMBOLS: &[&CStr] = &[
     c"cuInit",
@@ -25,6 +28,7 @@ const SYMBOLS: &[&CStr] = &[
     c"cuDevicePrimaryCtxRelease_v2",
     c"cuCtxPushCurrent_v2",
     c"cuCtxPopCurrent_v2",
+    c"cuCtxGetDevice",
     c"cuCtxSynchronize",
     c"cuModuleLoadData",
     c"cuModuleGetFunction",
@@ -57,14 +61,20 @@ pub(crate) struct Driver {
 impl Driver {
     /// Version as printed.
     pub(crate) fn version_text(&self) -> String {
-        format!("CUDA {}.{}", self.version / 1000, self.version % 1000 / 10)
+        format!("CUDA {}", version_text(self.version))
     }
+}
+
+fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
 fn find() -> Result<Driver, String> {
     // SAFETY: opens the library by its name and closes it; nothing else runs in it.
     if !unsafe { sys::is_culib_present() } {
-        return Err("no CUDA driver: libcuda.so.1 is not on this machine".to_owned());
+        let tried = LIBRARIES.iter().flat_map(|name| cudarc::get_lib_name_candidates(name));
+        let tried = tried.collect::<Vec<_>>().join(", ");
+        return Err(format!("no CUDA driver: libcuda.so.1 cannot be opened; tried {tried}"));
     }
     // SAFETY: the library has just been opened under the same names, so this cannot panic.
     let library = unsafe { sys::culib() };
@@ -72,15 +82,16 @@ fn find() -> Result<Driver, String> {
         // SAFETY: the symbol is looked up and not called.
         let found = unsafe { library.get::<unsafe extern "C" fn()>(symbol.to_bytes_with_nul()) };
         if found.is_err() {
-            return Err(format!("the CUDA driver is too old: it lacks {}", symbol.to_string_lossy()));
+            let (symbol, want) = (symbol.to_string_lossy(), version_text(OLDEST_DRIVER));
+            return Err(format!("the CUDA driver is too old: it lacks {symbol}, want CUDA {want} or newer"));
         }
     }
     let (mut version, mut devices) = (0, 0);
     // SAFETY: the symbol exists and the pointer is valid for one int.
     text(unsafe { sys::cuDriverGetVersion(&mut version) })?;
     if version < OLDEST_DRIVER {
-        let [want, got] = [OLDEST_DRIVER, version].map(|v| format!("{}.{}", v / 1000, v % 1000 / 10));
-        return Err(format!("the CUDA driver is too old: it offers {got}, want {want} or newer"));
+        let [want, got] = [OLDEST_DRIVER, version].map(version_text);
+        return Err(format!("the CUDA driver is too old: it offers CUDA {got}, want CUDA {want} or newer"));
     }
     // SAFETY: the symbol exists; flags must be 0.
     text(unsafe { sys::cuInit(0) })?;

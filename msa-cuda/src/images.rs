@@ -38,3 +38,14 @@ pub(crate) static IMAGES: &[Image] = &[];
 pub(crate) fn find(name: &str, arch: &str) -> Option<&'static Image> {
     IMAGES.iter().find(|image| image.name == name && image.arch == arch)
 }
+
+/// Every architecture that an image is for, once.
+pub(crate) fn archs() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    for image in IMAGES {
+        if !found.contains(&image.arch) {
+            found.push(image.arch);
+        }
+    }
+    found
+}

@@ -102,6 +102,16 @@ impl Prepared for CudaPrepared {
         let extents = args.check(&self.plan.op, &self.lengths)?;
         self.check_workspace(workspace)?;
         let _current = self.context.enter()?;
+        let with_scores =
+            self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
+        let args = with_scores.as_ref().unwrap_or(args);
+        let is_step = matches!(self.plan.op, Op::Step(_));
+        let run = |number: usize| {
+            let own_status = if number == 0 { self.status.owned() } else { 0 };
+            Run { stream: stream.0, args, extents, workspace, own_status, is_step }
+        };
+        // Nothing is enqueued unless every stage takes its arguments.
+        self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;
         let nothing = extents.rows == 0 || extents.requests == 0 && has_requests(&self.plan.op);
         if nothing || !self.status.cleared_by_first {
             // SAFETY: the caller answers for the workspace; the context is current.
@@ -110,14 +120,9 @@ impl Prepared for CudaPrepared {
         if nothing {
             return Ok(());
         }
-        let with_scores = self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
-        let args = with_scores.as_ref().unwrap_or(args);
-        let is_step = matches!(self.plan.op, Op::Step(_));
         for (number, stage) in self.stages.iter().enumerate() {
-            let own_status = if number == 0 { self.status.owned() } else { 0 };
-            let run = Run { stream: stream.0, args, extents, workspace, own_status, is_step };
             // SAFETY: the caller answers for the addresses; the context is current.
-            unsafe { stage.enqueue(&run) }?;
+            unsafe { stage.enqueue(&run(number)) }?;
         }
         Ok(())
     }

@@ -75,6 +75,18 @@ impl Stage {
         }
     }
 
+    /// What of the run the stage cannot take.
+    pub(crate) fn check(&self, run: &Run<'_>) -> Result<()> {
+        match self {
+            Self::Append(stage) => stage.arguments(run).map(drop),
+            Self::Index(stage) => stage.arguments(run).map(drop),
+            Self::Select(stage) => stage.arguments(run).map(drop),
+            Self::Decode(stage) => stage.arguments(run).map(drop),
+            Self::Merge(stage) => stage.arguments(run).map(drop),
+            Self::SelectMerge(stage) => stage.arguments(run).map(drop),
+        }
+    }
+
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {

@@ -1,23 +1,36 @@
 //! `cargo xtask ci`: every check, in order, each with its wall time; the first failure ends the run.
 
+mod border;
 mod toolchain;
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::{codegen, tidy};
+use crate::{codegen, dist, tidy};
 
-/// Run all steps in the workspace at `root`.
+/// Run all steps in the workspace at `root`, or those of `only`, in their own order.
 ///
 /// # Errors
-/// The name of the first step that failed, with what it said. The table of the steps is printed in either case.
-pub(crate) fn run(root: &Path) -> Result<(), String> {
-    run_steps(STEPS, root)
+/// A name that no step has; the name of the first step that failed, with what it said. The table of the steps is printed in
+/// either case.
+pub(crate) fn run(root: &Path, only: &[String]) -> Result<(), String> {
+    run_steps(&choose(STEPS, only)?, root)
+}
+
+fn choose(steps: &[Step], only: &[String]) -> Result<Vec<Step>, String> {
+    if let Some(other) = only.iter().find(|name| steps.iter().all(|step| step.name != name.as_str())) {
+        let names: Vec<&str> = steps.iter().map(|step| step.name).collect();
+        return Err(format!("--only: want one of {}, got {other}", names.join(", ")));
+    }
+    let chosen = |step: &&Step| only.is_empty() || only.iter().any(|name| name == step.name);
+    Ok(steps.iter().filter(chosen).copied().collect())
 }
 
 /// One check.
+#[derive(Clone, Copy)]
 struct Step {
     name: &'static str,
     work: Work,
@@ -27,9 +40,12 @@ struct Step {
 type Function = fn(&Path) -> Result<Outcome, String>;
 
 /// What a step does.
+#[derive(Clone, Copy)]
 enum Work {
     /// `cargo` with these arguments and, where given, one more environment variable.
     Cargo { arguments: &'static [&'static str], variable: Option<(&'static str, &'static str)> },
+    /// The tests, with the CUDA images embedded that were built before.
+    Test,
     /// A function of this program.
     Call(Function),
 }
@@ -54,14 +70,9 @@ const STEPS: &[Step] = &[
     Step::cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     Step::cargo("build", &["build", "--workspace"]),
     Step { name: "rocm", work: Work::Call(rocm_step) },
-    Step {
-        name: "test",
-        // Kernels were just built: a test that misses them must not pass.
-        work: Work::Cargo {
-            arguments: &["test", "--workspace"],
-            variable: Some(("MSA_REQUIRE_KERNELS", "1")),
-        },
-    },
+    Step { name: "cuda", work: Work::Call(cuda_step) },
+    Step { name: "census", work: Work::Call(census_step) },
+    Step { name: "test", work: Work::Test },
     Step {
         name: "doc",
         work: Work::Cargo {
@@ -72,6 +83,8 @@ const STEPS: &[Step] = &[
     Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },
+    Step { name: "dist", work: Work::Call(dist_step) },
+    Step { name: "border", work: Work::Call(border::compare) },
     // Packaging reads the folders only: what it packs was compiled above, and the network is not touched.
     Step::cargo(
         "package",
@@ -92,6 +105,8 @@ const STEPS: &[Step] = &[
     ),
 ];
 
+const TEST: [&str; 2] = ["test", "--workspace"];
+
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
 impl Step {
@@ -101,7 +116,11 @@ impl Step {
 
     fn run(&self, root: &Path) -> Result<Outcome, String> {
         match &self.work {
-            Work::Cargo { arguments, variable } => cargo(root, arguments, *variable),
+            Work::Cargo { arguments, variable } => {
+                let variable = variable.map(|(name, value)| (name, value.into()));
+                cargo(root, arguments, variable.as_slice())
+            }
+            Work::Test => cargo(root, &TEST, &test_variables(root)),
             Work::Call(function) => function(root),
         }
     }
@@ -112,6 +131,7 @@ impl Step {
                 let variable = variable.map_or(String::new(), |(name, value)| format!("{name}={value:?} "));
                 format!("{}: {variable}cargo {}", self.name, arguments.join(" "))
             }
+            Work::Test => format!("{}: cargo {}", self.name, TEST.join(" ")),
             Work::Call(_) => self.name.to_owned(),
         }
     }
@@ -163,14 +183,10 @@ fn end_of(row: &Row) -> String {
 }
 
 /// Run cargo with its output on ours: the closing lines of the test runner must reach whoever counts them.
-fn cargo(
-    root: &Path,
-    arguments: &[&str],
-    variable: Option<(&'static str, &'static str)>,
-) -> Result<Outcome, String> {
+fn cargo(root: &Path, arguments: &[&str], variables: &[(&str, OsString)]) -> Result<Outcome, String> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
-    command.current_dir(root).args(arguments).envs(variable);
+    command.current_dir(root).args(arguments).envs(variables.iter().cloned());
     let status = command.status().map_err(|error| format!("cargo does not start: {error}"))?;
     match status.success() {
         true => Ok(Outcome::Passed),
@@ -184,6 +200,27 @@ fn rocm_step(root: &Path) -> Result<Outcome, String> {
     crate::rocm::build_mutants(root).map(|()| Outcome::Passed)
 }
 
+/// Every plugin and the tools: made and tried.
+fn dist_step(root: &Path) -> Result<Outcome, String> {
+    dist::make(root, &[]).map(|_| Outcome::Passed)
+}
+
+/// Every image of every architecture; only what changed is compiled.
+fn cuda_step(root: &Path) -> Result<Outcome, String> {
+    crate::cuda::build_kernels(root).map(|()| Outcome::Passed)
+}
+
+/// What the compiler made of the kernels is what was committed, without spills, QMUL4 where it should be.
+fn census_step(root: &Path) -> Result<Outcome, String> {
+    crate::cuda::check_census(root, false).map(|()| Outcome::Passed)
+}
+
+/// Kernels were just built: a test that misses them must not pass.
+fn test_variables(root: &Path) -> [(&'static str, OsString); 2] {
+    let images = crate::cuda::output_folder(root).into_os_string();
+    [("MSA_REQUIRE_KERNELS", "1".into()), ("MSA_CUDA_KERNELS", images)]
+}
+
 fn tidy_step(root: &Path) -> Result<Outcome, String> {
     tidy::run(root).map(|()| Outcome::Passed)
 }
@@ -195,7 +232,7 @@ fn codegen_step(root: &Path) -> Result<Outcome, String> {
 /// Type-check for 64-bit Arm hosts where that target's standard library is installed; nothing is downloaded.
 fn check_aarch64(root: &Path) -> Result<Outcome, String> {
     if toolchain::has_standard_library(root, AARCH64)? {
-        return cargo(root, &["check", "--workspace", "--target", AARCH64], None);
+        return cargo(root, &["check", "--workspace", "--target", AARCH64], &[]);
     }
     let reason = format!("the standard library of {AARCH64} is not installed");
     println!("skipped: {reason}");
@@ -231,6 +268,17 @@ mod tests {
     }
 
     #[test]
+    fn chosen_steps_run_in_their_own_order() {
+        let chosen = |only: &[&str]| -> Result<Vec<&str>, String> {
+            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
+            choose(STEPS, &only).map(|steps| steps.iter().map(|step| step.name).collect())
+        };
+        assert_eq!(chosen(&["border", "dist"]), Ok(vec!["dist", "border"]));
+        assert_eq!(chosen(&[]).map(|all| all.len()), Ok(STEPS.len()));
+        assert!(chosen(&["dist", "lunch"]).is_err_and(|text| text.ends_with(", package, got lunch")));
+    }
+
+    #[test]
     fn the_table_names_every_step() {
         let steps = steps(&[pass, skip, fail, pass]);
         let rows: Vec<Row> = steps[..3]
@@ -249,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_cargo_failure_is_an_error_with_the_command() {
-        let message = cargo(Path::new("."), &["no-such-subcommand"], None).expect_err("cargo refuses it");
+        let message = cargo(Path::new("."), &["no-such-subcommand"], &[]).expect_err("cargo refuses it");
         assert!(message.contains("cargo no-such-subcommand"), "{message}");
     }
 }

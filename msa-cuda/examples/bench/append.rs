@@ -18,7 +18,7 @@ const TOKENS: [u64; 6] = [1, 8, 32, 128, 1024, 32_768];
 const HEADS: u64 = 64 + 4 + 4 + 4 + 1;
 /// Read and written bytes a second of a copy, measured on an H200 (driver 580.159).
 const COPY: f64 = 4.29e12;
-const POSITIONS: u64 = 131_072;
+pub(super) const POSITIONS: u64 = 131_072;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
     fill(bench)?;
@@ -46,7 +46,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
 }
 
 /// Normal values as sources, unit-sized cosines and sines.
-fn fill(bench: &Bench<'_>) -> Result<()> {
+pub(super) fn fill(bench: &Bench<'_>) -> Result<()> {
     let mut state = 0x9e37_79b9_u64;
     let mut next = || {
         let mut sum = -2.0;
@@ -80,15 +80,26 @@ fn time(bench: &Bench<'_>, op: &Append, tokens: u64) -> Result<f64> {
 }
 
 fn arguments(bench: &Bench<'_>, op: &Append, tokens: u64, set: u64) -> Result<Args> {
+    let outputs = bench.pool + (6 << 30) + set * tokens * HEADS * 256;
+    let index_queries = outputs + tokens * 64 * 256;
+    let pages = (4 << 30) / head_slot(&op.geometry, op.kv, 1, 4096)?.key.page_stride;
+    let (slots, positions) = places(bench, tokens, set, pages.min(8192))?;
+    Ok(sources(bench, tokens, set)?
+        .with(Role::Slots, slots)
+        .with(Role::Positions, positions)
+        .with(Role::Query, Tensor::contiguous(outputs, op.query, &[tokens, 64, 128])?)
+        .with(Role::IndexQuery, Tensor::contiguous(index_queries, op.index_query, &[tokens, 4, 128])?)
+        .with_kv_cache(head_slot(&op.geometry, op.kv, pages, bench.pool)?)
+        .with_index_cache(IndexCache::planar(&op.geometry, op.index, 8192, bench.pool + (4 << 30))?))
+}
+
+/// Sources, weights and tables.
+pub(super) fn sources(bench: &Bench<'_>, tokens: u64, set: u64) -> Result<Args> {
     let row = HEADS * 256;
     let base = bench.inputs + set * tokens * row;
     let source = |first: u64, heads: u64| {
         Tensor::strided(base + first * 256, DType::Bf16, &[tokens, heads, 128], &[row, 256, 2])
     };
-    let outputs = bench.pool + (6 << 30) + set * tokens * HEADS * 256;
-    let index_queries = outputs + tokens * 64 * 256;
-    let pages = (4 << 30) / head_slot(&op.geometry, op.kv, 1, 4096)?.key.page_stride;
-    let (slots, positions) = places(bench, tokens, set, pages.min(8192))?;
     let table = |at: u64| Tensor::contiguous(bench.inputs + at, DType::F32, &[POSITIONS, 32]);
     let weight = |at: u64| Tensor::contiguous(bench.inputs + at * 256, DType::Bf16, &[128]);
     Ok(Args::new()
@@ -102,13 +113,7 @@ fn arguments(bench: &Bench<'_>, op: &Append, tokens: u64, set: u64) -> Result<Ar
         .with(Role::IndexQueryNorm, weight(2)?)
         .with(Role::IndexKeyNorm, weight(3)?)
         .with(Role::RopeCos, table(TABLES)?)
-        .with(Role::RopeSin, table(TABLES + (16 << 20))?)
-        .with(Role::Slots, slots)
-        .with(Role::Positions, positions)
-        .with(Role::Query, Tensor::contiguous(outputs, op.query, &[tokens, 64, 128])?)
-        .with(Role::IndexQuery, Tensor::contiguous(index_queries, op.index_query, &[tokens, 4, 128])?)
-        .with_kv_cache(head_slot(&op.geometry, op.kv, pages, bench.pool)?)
-        .with_index_cache(IndexCache::planar(&op.geometry, op.index, 8192, bench.pool + (4 << 30))?))
+        .with(Role::RopeSin, table(TABLES + (16 << 20))?))
 }
 
 /// Up to 128 tokens are one of each request, at any place; more are a prompt in pages of any order.

@@ -2,67 +2,157 @@
 
 use msa_core::args::{Args, Role};
 use msa_core::backend::Prepared;
-use msa_core::cache::{IndexCache, head_slot};
+use msa_core::cache::{CacheFormat, IndexCache, KvCache, head_slot};
 use msa_core::error::Result;
 use msa_core::lengths::Lengths;
-use msa_core::op::{Op, Step};
+use msa_core::op::{Append, Attention, IndexScore, Op, ScorePrecision, Step};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
-use super::{Bench, POOL, with_batch};
+use super::append::{POSITIONS, fill, sources};
+use super::{Bench, POOL, REQUESTS, chosen, with_batch};
 
-/// Where the tensors of a step stand in the inputs.
-const QUERY: u64 = 0;
-const INDEX_QUERY: u64 = 64 << 20;
-const OUTPUT: u64 = 128 << 20;
-const INDICES: u64 = 192 << 20;
+/// Where the tensors of a step stand in the inputs, behind the sources.
+const QUERY: u64 = 256 << 20;
+const INDEX_QUERY: u64 = 320 << 20;
+const OUTPUT: u64 = 384 << 20;
+const INDICES: u64 = 448 << 20;
 const SCORES: u64 = 512 << 20;
 
-impl Bench<'_> {
-    /// Microseconds of the step, and of its stages one after the other.
-    pub(super) fn step(&self, op: &Step, requests: u64, context: u64) -> Result<(f64, f64)> {
-        let g = op.attention.geometry;
-        let lengths = Lengths::upto(requests as u32, 1, context as u32)?;
-        let prepare = |op: &Op| {
-            let plan = self.device.plan(op, &lengths, &PlanOptions::default())?;
-            self.device.prepare(&plan)
+/// Microseconds of the step with its append, without, and of the stages without it one after the other.
+pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
+    fill(bench)?;
+    println!("step: with append / without / stages of their own without, B = {REQUESTS:?}");
+    for (name, query, cache, precision) in [
+        ("nvfp4 faithful", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Faithful),
+        ("nvfp4 fast", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Fast),
+        ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
+        ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
+    ] {
+        if !chosen(name) {
+            continue;
+        }
+        for context in [32_768, POSITIONS] {
+            let mut line = format!("step {name:15} {:4}K:", context / 1024);
+            for requests in REQUESTS {
+                let op = Step {
+                    append: Append {
+                        kv: cache,
+                        index: cache,
+                        query,
+                        index_query: query,
+                        ..Append::default()
+                    },
+                    index: IndexScore { query, keys: cache, precision, ..IndexScore::default() },
+                    attention: Attention { query, cache, ..Attention::default() },
+                    ..Step::default()
+                };
+                let stages = Stages { bench, requests, context, op };
+                let [appended, whole, alone] = [stages.step(true)?, stages.step(false)?, stages.alone()?];
+                line += &format!("  {appended:6.1} / {whole:6.1} / {alone:6.1}");
+            }
+            println!("{line}");
+        }
+    }
+    Ok(())
+}
+
+/// One shape.
+struct Stages<'a> {
+    bench: &'a Bench<'a>,
+    requests: u64,
+    context: u64,
+    op: Step,
+}
+
+impl Stages<'_> {
+    fn prepare(&self, op: &Op) -> Result<Box<dyn Prepared>> {
+        let lengths = Lengths::upto(self.requests as u32, 1, self.context as u32)?;
+        let device = self.bench.device;
+        device.prepare(&device.plan(op, &lengths, &PlanOptions::default())?)
+    }
+
+    fn rows(&self, at: u64, dtype: DType, heads: u32, width: u64) -> Result<Tensor> {
+        Tensor::contiguous(self.bench.inputs + at, dtype, &[self.requests, heads.into(), width])
+    }
+
+    fn caches(&self) -> Result<(KvCache, IndexCache)> {
+        let (g, kv, keys) = (self.op.attention.geometry, self.op.attention.cache, self.op.index.keys);
+        let kv_page = head_slot(&g, kv, 1, 4096)?.key.page_stride;
+        let index_page = IndexCache::planar(&g, keys, 1, 4096)?.key.page_stride;
+        let (pages, pool) = (POOL / (kv_page + index_page), self.bench.pool);
+        Ok((head_slot(&g, kv, pages, pool)?, IndexCache::planar(&g, keys, pages, pool + pages * kv_page)?))
+    }
+
+    fn batches(&self) -> Result<Vec<(Args, Tensor)>> {
+        self.bench.batches(self.requests, 1, self.context, self.caches()?.0.pages)
+    }
+
+    /// The composite.
+    fn step(&self, appends: bool) -> Result<f64> {
+        let (g, op) = (self.op.attention.geometry, &self.op);
+        let prepared = self.prepare(&Op::Step(Step { appends, ..op.clone() }))?;
+        let (kv, index) = self.caches()?;
+        let mut all = Vec::new();
+        for (set, (batch, table)) in (0_u64..).zip(self.batches()?) {
+            let mut args = with_batch(&batch, Some(&table))
+                .with(Role::Query, self.rows(QUERY, op.attention.query, g.query_heads, 128)?)
+                .with(Role::IndexQuery, self.rows(INDEX_QUERY, op.index.query, g.index_heads, 128)?)
+                .with(Role::BlockIndices, self.rows(INDICES, DType::I32, g.index_heads, g.top_k.into())?)
+                .with(Role::Output, self.rows(OUTPUT, op.attention.output.dtype, g.query_heads, 128)?)
+                .with_kv_cache(kv)
+                .with_index_cache(index);
+            if appends {
+                for (role, tensor) in self.new_tokens(set, kv.pages)?.tensors() {
+                    args = args.with(*role, *tensor);
+                }
+            }
+            all.push(args);
+        }
+        self.bench.time(&[(&*prepared, &all)])
+    }
+
+    /// The last token of every request, in some page.
+    fn new_tokens(&self, set: u64, pages: u64) -> Result<Args> {
+        let memory = self.bench.device.memory();
+        let put = |bytes: Vec<u8>| -> Result<u64> {
+            let address = memory.allocate(bytes.len() as u64)?;
+            memory.write(address, &bytes).map(|()| address)
         };
-        let step = prepare(&Op::Step(op.clone()))?;
+        let slot = |i: u64| ((i * 2_654_435_761 + set * 977) % pages * 128 + i * 37 % 128) as i64;
+        let slots = put((0..self.requests).flat_map(|i| slot(i).to_le_bytes()).collect())?;
+        let positions = (0..self.requests).flat_map(|_| (self.context as i32 - 1).to_le_bytes());
+        let positions = put(positions.collect())?;
+        Ok(sources(self.bench, self.requests, set)?
+            .with(Role::Slots, Tensor::contiguous(slots, DType::I64, &[self.requests])?)
+            .with(Role::Positions, Tensor::contiguous(positions, DType::I32, &[self.requests])?))
+    }
+
+    /// Scoring, selection and attention as operations of their own.
+    fn alone(&self) -> Result<f64> {
+        let (g, op) = (self.op.attention.geometry, &self.op);
         let stages = [
-            prepare(&Op::IndexScore(op.index.clone()))?,
-            prepare(&Op::Select(op.select.clone()))?,
-            prepare(&Op::SparseDecode(op.attention.clone()))?,
+            self.prepare(&Op::IndexScore(op.index.clone()))?,
+            self.prepare(&Op::Select(op.select.clone()))?,
+            self.prepare(&Op::SparseDecode(op.attention.clone()))?,
         ];
-        let kv_page = head_slot(&g, op.attention.cache, 1, 4096)?.key.page_stride;
-        let index_page = IndexCache::planar(&g, op.index.keys, 1, 4096)?.key.page_stride;
-        let pages = POOL / (kv_page + index_page);
-        let kv = head_slot(&g, op.attention.cache, pages, self.pool)?;
-        let index = IndexCache::planar(&g, op.index.keys, pages, self.pool + pages * kv_page)?;
-        let rows = |at, dtype, heads, width| Tensor::contiguous(self.inputs + at, dtype, &[requests, heads, width]);
-        let query = rows(QUERY, op.attention.query, g.query_heads.into(), 128)?;
-        let index_query = rows(INDEX_QUERY, op.index.query, g.index_heads.into(), 128)?;
-        let output = rows(OUTPUT, op.attention.output.dtype, g.query_heads.into(), 128)?;
-        let indices = rows(INDICES, DType::I32, g.index_heads.into(), g.top_k.into())?;
-        let scores = rows(SCORES, DType::F32, g.index_heads.into(), context / 128)?;
-        let batches = self.batches(requests, 1, context, pages)?;
-        let batches = || batches.iter().map(|(batch, table)| (batch, with_batch(batch, Some(table))));
-        let whole: Vec<Args> = batches()
-            .map(|(_, batch)| {
-                let batch = batch.with(Role::Query, query).with(Role::IndexQuery, index_query);
-                let batch = batch.with(Role::BlockIndices, indices).with(Role::Output, output);
-                batch.with_kv_cache(kv).with_index_cache(index)
-            })
-            .collect();
-        let scored = batches()
-            .map(|(_, b)| b.with(Role::IndexQuery, index_query).with(Role::Scores, scores).with_index_cache(index));
-        let selected = batches().map(|(b, _)| b.clone().with(Role::Scores, scores).with(Role::BlockIndices, indices));
-        let attended = batches().map(|(_, b)| {
-            let b = b.with(Role::Query, query).with(Role::BlockIndices, indices);
-            b.with(Role::Output, output).with_kv_cache(kv)
-        });
-        let each: [Vec<Args>; 3] = [scored.collect(), selected.collect(), attended.collect()];
-        let alone: Vec<(&dyn Prepared, &[Args])> =
+        let (kv, index) = self.caches()?;
+        let scores = self.rows(SCORES, DType::F32, g.index_heads, self.context / 128)?;
+        let indices = self.rows(INDICES, DType::I32, g.index_heads, g.top_k.into())?;
+        let mut each: [Vec<Args>; 3] = Default::default();
+        for (batch, table) in self.batches()? {
+            let paged = with_batch(&batch, Some(&table));
+            let query = self.rows(INDEX_QUERY, op.index.query, g.index_heads, 128)?;
+            let scored = paged.clone().with(Role::IndexQuery, query).with(Role::Scores, scores);
+            each[0].push(scored.with_index_cache(index));
+            each[1].push(batch.with(Role::Scores, scores).with(Role::BlockIndices, indices));
+            let query = self.rows(QUERY, op.attention.query, g.query_heads, 128)?;
+            let output = self.rows(OUTPUT, op.attention.output.dtype, g.query_heads, 128)?;
+            let attended = paged.with(Role::Query, query).with(Role::BlockIndices, indices);
+            each[2].push(attended.with(Role::Output, output).with_kv_cache(kv));
+        }
+        let all: Vec<(&dyn Prepared, &[Args])> =
             stages.iter().zip(&each).map(|(stage, args)| (&**stage, &args[..])).collect();
-        Ok((self.time(&[(&*step, &whole)])?, self.time(&alone)?))
+        self.bench.time(&all)
     }
 }

@@ -212,6 +212,11 @@ impl Case {
         if self.layout == Layout::Interleaved && op.kv == CacheFormat::Nvfp4 {
             self.layout = Layout::HeadSlot;
         }
+        self.size_caches(op);
+    }
+
+    /// A pool for the layout.
+    pub(crate) fn size_caches(&mut self, op: &Append) {
         let stride = self.kv_cache(4096).map_or(0, |cache| cache.key.page_stride);
         let index =
             IndexCache::planar(&op.geometry, op.index, 1, 4096).map_or(0, |cache| cache.key.page_stride);

@@ -5,8 +5,8 @@ use msa_core::cache::{CacheFormat, IndexCache};
 use msa_core::candidate::CandidateKey;
 use msa_core::geometry::{Geometry, Grouping};
 use msa_core::op::{
-    Append, Attention, AttentionOutput, Dequantise, IndexScore, LseBase, Merge, MergeDomain, Norm, Op, Quantiser,
-    Rope, Rounding, ScorePrecision, Select, SelectMerge, SelectOrder, Step,
+    Append, Attention, AttentionOutput, Dequantise, IndexScore, LseBase, Merge, MergeDomain, Norm, Op,
+    Quantiser, Rope, Rounding, ScorePrecision, Select, SelectMerge, SelectOrder, Step,
 };
 use msa_core::tensor::DType;
 
@@ -90,7 +90,8 @@ impl Case {
     pub(crate) fn step(random: &mut Random, geometry: Geometry) -> Self {
         let op = random_step(random, geometry);
         let mut case = Self::empty(random, Op::Step(op.clone()), 60);
-        case.options.splits = random.pick(&[None, None, None, Some(1), Some(3)]).filter(|&s| s <= geometry.top_k);
+        case.options.splits =
+            random.pick(&[None, None, None, Some(1), Some(3)]).filter(|&s| s <= geometry.top_k);
         let rows = case.add_batch(random, true);
         if op.appends {
             case.add_new_tokens(random, &op.append, rows);
@@ -98,9 +99,14 @@ impl Case {
             case.add_rows(random, Role::IndexQuery, op.index.query, rows, geometry.index_heads);
             case.add_rows(random, Role::Query, op.attention.query, rows, geometry.query_heads);
         }
-        let scales = [Role::IndexQueryScale, Role::IndexKeyScale, Role::QueryScale, Role::KeyScale, Role::ValueScale];
+        let scales =
+            [Role::IndexQueryScale, Role::IndexKeyScale, Role::QueryScale, Role::KeyScale, Role::ValueScale];
         case.add_scales(random, &scales);
-        case.add_output(Role::BlockIndices, DType::I32, &[rows, op.select.lists().into(), geometry.top_k.into()]);
+        case.add_output(
+            Role::BlockIndices,
+            DType::I32,
+            &[rows, op.select.lists().into(), geometry.top_k.into()],
+        );
         case.add_output(Role::Output, op.attention.output.dtype, &[rows, geometry.query_heads.into(), 128]);
         if op.attention.output.lse {
             case.add_output(Role::Lse, DType::F32, &[rows, geometry.query_heads.into()]);
@@ -119,6 +125,8 @@ impl Case {
             self.outputs.truncate(outputs);
             self.add_sources(random, op, rows);
         }
+        // Scoring and attention read queries 16 bytes at a time.
+        self.outputs.iter_mut().for_each(|output| output.pad = output.pad.next_multiple_of(16));
         let half = u64::from(op.rope.rotary_dim) / 2;
         let positions = u64::from(self.bounds.max_kv_len()) + 1;
         for role in [Role::RopeCos, Role::RopeSin] {

@@ -73,9 +73,10 @@ impl<'a> Placed<'a> {
             Op::Append(_) => {
                 placed.args.with_kv_cache(case.kv_cache(pool)?).with_index_cache(case.index_cache(pool)?)
             }
-            Op::Step(_) => {
-                placed.args.with_kv_cache(case.kv_cache(pool)?).with_index_cache(case.index_cache(index_pool)?)
-            }
+            Op::Step(_) => placed
+                .args
+                .with_kv_cache(case.kv_cache(pool)?)
+                .with_index_cache(case.index_cache(index_pool)?),
             _ => placed.args,
         };
         Ok(placed)

@@ -100,7 +100,8 @@ pub(crate) fn graphs(device: &dyn Device, amount: Amount) -> Result<u64> {
             for (run, (case, placed)) in cases.iter().zip(&placed).enumerate() {
                 let want = device::run(&*reference, &device::as_reference(&plan), case)?;
                 let got = placed.outcome(case, status)?;
-                let name = format!("case {number} seed {} replay {replay} run {run} {}", amount.seed, plan.variant);
+                let name =
+                    format!("case {number} seed {} replay {replay} run {run} {}", amount.seed, plan.variant);
                 tally.compare(&name, &want, &got, run + 1 == RUNS, case);
             }
         }
@@ -117,7 +118,8 @@ pub(crate) fn streams(device: &dyn Device, amount: Amount) -> Result<u64> {
     let (reference, mut tally) = (msa_ref::device(), Tally::default());
     for (number, case, mut random) in amount.cases() {
         // Two runs of one plan, or of two.
-        let other = if random.chance(50) { case.varied(&mut random) } else { Case::random(&mut random, amount.only) };
+        let other =
+            if random.chance(50) { case.varied(&mut random) } else { Case::random(&mut random, amount.only) };
         let cases = [case, other];
         let plan = |case: &Case| device.plan(&case.op, &case.bounds, &case.options);
         let [Ok(first), Ok(second)] = cases.each_ref().map(plan) else { continue };
@@ -140,7 +142,9 @@ pub(crate) fn streams(device: &dyn Device, amount: Amount) -> Result<u64> {
                 }
             };
             [0, 1].map(|side| scope.spawn(work(side))).map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(Error::Plan("a thread of the check panicked".to_owned())))
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::Plan("a thread of the check panicked".to_owned())))
             })
         });
         for (side, status) in statuses.into_iter().enumerate() {

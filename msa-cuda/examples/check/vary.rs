@@ -29,7 +29,8 @@ impl Case {
 
     /// Within the bounds, within the rows of the tensors, and within the pages of the pool.
     fn other_lengths(&self, random: &mut Random) -> Vec<(u32, u32)> {
-        let per_row = |role| matches!(role, Role::Query | Role::IndexQuery | Role::Scores | Role::QuerySource);
+        let per_row =
+            |role| matches!(role, Role::Query | Role::IndexQuery | Role::Scores | Role::QuerySource);
         let rows = self.inputs.iter().find(|i| per_row(i.role)).map_or(0, |i| i.shape[0] as u32);
         let (mut rows, mut pages) = (rows, self.pages as u32);
         let requests = self.bounds.requests().iter();
@@ -46,7 +47,8 @@ impl Case {
     }
 
     fn other_table(&self, random: &mut Random, lengths: &[(u32, u32)]) -> Vec<u8> {
-        let width = self.inputs.iter().find(|i| i.role == Role::BlockTable).map_or(0, |i| i.shape[1] as usize);
+        let width =
+            self.inputs.iter().find(|i| i.role == Role::BlockTable).map_or(0, |i| i.shape[1] as usize);
         let mut ids: Vec<i32> = (0..self.pages as i32).collect();
         (1..ids.len()).rev().for_each(|i| ids.swap(i, random.below(i as u64 + 1) as usize));
         let mut table = vec![-7_i32; width * lengths.len()];
@@ -91,9 +93,11 @@ impl Case {
                 let known = self.inputs.iter().find(|i| i.role == Role::RopeCos).map_or(1, |i| i.shape[0]);
                 ints((0..count).map(|_| random.below(known) as i32))
             }
-            Role::QuerySource | Role::IndexQuerySource | Role::KeySource | Role::ValueSource | Role::IndexKeySource => {
-                self.source_values(random, count / 128)
-            }
+            Role::QuerySource
+            | Role::IndexQuerySource
+            | Role::KeySource
+            | Role::ValueSource
+            | Role::IndexKeySource => self.source_values(random, count / 128),
             Role::Positions => {
                 let longest = u64::from(self.bounds.max_kv_len());
                 ints((0..count).map(|_| random.below(longest + 20) as i32 - 5))
@@ -104,7 +108,9 @@ impl Case {
                 let tokens = self.lengths.iter().flat_map(|l| std::iter::repeat_n(l.1, l.0 as usize));
                 let tokens = tokens.chain(std::iter::repeat(300)).take(input.shape[0] as usize);
                 ints(tokens.flat_map(|t| {
-                    (0..lists).flat_map(|_| random_list(random, style, t.div_ceil(PAGE), k)).collect::<Vec<_>>()
+                    (0..lists)
+                        .flat_map(|_| random_list(random, style, t.div_ceil(PAGE), k))
+                        .collect::<Vec<_>>()
                 }))
             }
             Role::Scores => self.random_scores(random, input.shape[0] * input.shape[1], input.shape[2]),
@@ -128,6 +134,7 @@ impl Case {
                 return self.fill_pool(random, format, bytes);
             }
             Op::Step(_) => return self.fill_step(random),
+            Op::Append(op) => return self.size_caches(&op.clone()),
             _ => return,
         };
         let page = IndexCache::planar(&geometry, keys, self.pages, 4096).map_or(0, |c| c.key.page_stride);

@@ -65,6 +65,8 @@ MSA_DEVICE void cluster_arrive_begun() { asm volatile("barrier.cluster.arrive.re
 MSA_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+MSA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // ---- barriers and bulk copies ----
 MSA_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -167,10 +169,21 @@ MSA_DEVICE float reciprocal_approx(float x) {
   asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
   return r;
 }
-// The lesser of two pairs of unsigned 16-bit numbers.
-MSA_DEVICE uint32_t min_u16x2(uint32_t a, uint32_t b) {
+// The lesser of two pairs of signed, the greater of two pairs of unsigned 16-bit numbers.
+MSA_DEVICE uint32_t min_s16x2(uint32_t a, uint32_t b) {
   uint32_t r;
-  asm("min.u16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  asm("min.s16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+MSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("max.u16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+// The greater of two numbers, NaN if one is.
+MSA_DEVICE float max_or_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0,%1,%2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
 

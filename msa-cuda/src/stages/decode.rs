@@ -87,7 +87,8 @@ impl DecodeStage {
         }
     }
 
-    fn arguments(&self, run: &Run<'_>) -> Result<DecodeArguments> {
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<DecodeArguments> {
         let op = &self.op;
         let cache = run.args.kv_cache.ok_or(Error::Missing { op: "sparse_decode", role: "kv_cache" })?;
         check_strides(&cache)?;

@@ -30,7 +30,11 @@ impl IndexStage {
         let heads = op.geometry.index_heads;
         let blocks = launch::total_blocks(plan, &lengths);
         if blocks > u64::from(u32::MAX) {
-            return Err(Error::invalid("lengths", "at most 2^32 - 1 blocks in all (the kernel counts them)", blocks));
+            return Err(Error::invalid(
+                "lengths",
+                "at most 2^32 - 1 blocks in all (the kernel counts them)",
+                blocks,
+            ));
         }
         let choice = launch::index_choice(lengths.max_query_len(), heads, op.keys, blocks);
         let function = context.function(&image(plan), choice.symbol)?;
@@ -52,10 +56,17 @@ impl IndexStage {
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let arguments = self.arguments(run)?;
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<IndexArguments> {
         let cache = run.args.index_cache.ok_or(Error::Missing { op: "index_score", role: "index_cache" })?;
         let (key, scale) = views(&cache)?;
         let (query, scores) = (run.vectors(Role::IndexQuery)?, run.tensor(Role::Scores)?);
-        let arguments = IndexArguments {
+        Ok(IndexArguments {
             batch: self.batch.arguments(run, cache.pages, cache.null_page)?,
             key,
             scale,
@@ -73,9 +84,7 @@ impl IndexStage {
             exact: self.exact.into(),
             one: ONE,
             pad: 0,
-        };
-        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
-        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+        })
     }
 }
 

@@ -32,6 +32,13 @@ impl MergeStage {
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let arguments = self.arguments(run)?;
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<MergeArguments> {
         let op = &self.op;
         let (outputs, lses) = (run.vectors(Role::PartialOutputs)?, run.tensor(Role::PartialLse)?);
         let (output, lse) = (run.vectors(Role::Output)?, run.tensor(Role::Lse)?);
@@ -39,7 +46,7 @@ impl MergeStage {
             MergeDomain::SumMax => Some(run.tensor(Role::PartialSums)?),
             MergeDomain::Lse => None,
         };
-        let arguments = MergeArguments {
+        Ok(MergeArguments {
             outputs: outputs.address,
             outputs_state: outputs.stride(0),
             outputs_row: outputs.stride(1),
@@ -64,8 +71,6 @@ impl MergeStage {
             output_type: output_type(op.output),
             base_two: (op.lse_base == LseBase::Two).into(),
             pad: 0,
-        };
-        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
-        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+        })
     }
 }

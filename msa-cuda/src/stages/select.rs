@@ -41,9 +41,16 @@ impl SelectStage {
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let arguments = self.arguments(run)?;
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<SelectArguments> {
         let (scores, indices) = (run.tensor(Role::Scores)?, run.tensor(Role::BlockIndices)?);
         let op = &self.op;
-        let arguments = SelectArguments {
+        Ok(SelectArguments {
             batch: self.batch.arguments(run, 0, None)?,
             scores: scores.address,
             scores_row: scores.stride(0),
@@ -62,8 +69,6 @@ impl SelectStage {
             nan_highest: (op.nan_rule == NanRule::Highest && op.grouping == Grouping::PerHead).into(),
             score_order: (op.order == SelectOrder::ScoreThenOwn).into(),
             pad: 0,
-        };
-        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
-        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+        })
     }
 }

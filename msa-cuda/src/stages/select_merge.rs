@@ -31,9 +31,16 @@ impl SelectMergeStage {
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
     pub(crate) unsafe fn enqueue(&self, run: &Run<'_>) -> Result<()> {
+        let arguments = self.arguments(run)?;
+        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
+        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+    }
+
+    /// The kernel's parameter, or what of the run it cannot take.
+    pub(crate) fn arguments(&self, run: &Run<'_>) -> Result<SelectMergeArguments> {
         let op = &self.op;
         let (keys, indices) = (run.tensor(Role::CandidateKeys)?, run.tensor(Role::BlockIndices)?);
-        let arguments = SelectMergeArguments {
+        Ok(SelectMergeArguments {
             keys: keys.address,
             keys_rank: keys.stride(0),
             keys_row: keys.stride(1),
@@ -48,8 +55,6 @@ impl SelectMergeStage {
             world: op.world,
             k: op.geometry.top_k,
             score_order: (op.select.order == SelectOrder::ScoreThenOwn).into(),
-        };
-        // SAFETY: the layout is the kernel's; the caller answers for the addresses.
-        unsafe { self.function.launch(run.stream, self.grid, &arguments) }
+        })
     }
 }

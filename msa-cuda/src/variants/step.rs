@@ -118,10 +118,8 @@ mod tests {
     fn stages_run_kernels_of_the_steps_arithmetic() {
         let fast = by_name("hopper_decode_fast").unwrap();
         let step = step(DType::E4m3, CacheFormat::Nvfp4, DType::E4m3, CacheFormat::E4m3);
-        let names: Vec<_> = stage_ops(&step)
-            .iter()
-            .map(|op| stage_variant(Arch::Sm90a, &fast, op).map(|v| v.name))
-            .collect();
+        let names: Vec<_> =
+            stage_ops(&step).iter().map(|op| stage_variant(Arch::Sm90a, &fast, op).map(|v| v.name)).collect();
         // The index stage asks for precision fast, which this step does not name; the others do not depend on it.
         let want = [None, Some("select.f32.sm90a.rank"), Some("sparse_decode.q8k8.sm90a.f16")];
         assert_eq!(names, want);
@@ -134,6 +132,9 @@ mod tests {
         assert!(first(&prefill).unwrap_err().contains("needs the decode split"));
         let foreign = step(DType::E4m3, CacheFormat::E4m3Fnuz, DType::E4m3, CacheFormat::Nvfp4);
         let reasons = first(&foreign).unwrap_err();
-        assert!(reasons.contains("index queries and keys that index_score takes under faithful"), "{reasons}");
+        assert!(
+            reasons.contains("index queries and keys that index_score takes under faithful"),
+            "{reasons}"
+        );
     }
 }

@@ -46,7 +46,19 @@ struct List {
 pub(super) fn read(root: &Path) -> Result<Vec<Image>, String> {
     let path = root.join("msa-cuda/kernels/images.toml");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let list: List = toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    parse(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// An architecture that nothing is built for is an error: its images would be missing without a word.
+fn parse(text: &str) -> Result<Vec<Image>, String> {
+    let list: List = toml::from_str(text).map_err(|error| error.to_string())?;
+    for image in &list.image {
+        let known = |name: &&String| ARCHS.iter().any(|arch| name.strip_prefix("sm") == Some(*arch));
+        if let Some(name) = image.archs.iter().flatten().find(|name| !known(name)) {
+            let all = ARCHS.map(|arch| format!("sm{arch}")).join(", ");
+            return Err(format!("{}: architecture {name}: want one of {all}", image.name));
+        }
+    }
     Ok(list.image)
 }
 
@@ -74,5 +86,21 @@ impl Image {
     /// File stem of the image for an architecture.
     pub(super) fn stem(&self, arch: &str) -> String {
         format!("{}.sm{arch}", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(archs: &str) -> String {
+        format!("[[image]]\nname = \"a\"\nsource = \"a.cu\"\ndefines = []\narchs = {archs}\nkernels = []\n")
+    }
+
+    #[test]
+    fn o02_an_unknown_architecture_is_an_error_and_none_is_dropped() {
+        let error = parse(&list("[\"sm90a\", \"sm103\"]")).unwrap_err();
+        assert_eq!(error, "a: architecture sm103: want one of sm90a, sm100a, sm100f, sm103a, sm107a");
+        assert_eq!(parse(&list("[\"sm107a\", \"sm90a\"]")).unwrap()[0].archs(), ["90a", "107a"]);
     }
 }

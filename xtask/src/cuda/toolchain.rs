@@ -55,12 +55,7 @@ impl Toolchain {
                 Err(reason) => refused.push(reason),
             }
         }
-        install(root).map_err(|error| {
-            let tried = refused.iter().map(|r| format!("\n  {r}")).collect::<String>();
-            format!(
-                "no nvcc of {OLDEST} or newer, and its wheels cannot be installed: {error}\ntried:{tried}"
-            )
-        })?;
+        install(&environment(root), "python3").map_err(|error| nothing_usable(&error, &refused))?;
         Self::at(&wheel_bin(root)?)
     }
 
@@ -115,7 +110,7 @@ fn candidates(root: &Path) -> Vec<PathBuf> {
 }
 
 fn environment(root: &Path) -> PathBuf {
-    super::target_folder(root).join("cuda-toolchain").join("venv")
+    crate::target_folder(root).join("cuda-toolchain").join("venv")
 }
 
 /// `venv/lib/python3.N/site-packages/nvidia/cu13/bin`.
@@ -129,14 +124,19 @@ fn wheel_bin(root: &Path) -> Result<PathBuf, String> {
     found.next().ok_or_else(|| format!("{}: no nvcc installed", library.display()))
 }
 
-fn install(root: &Path) -> Result<(), String> {
-    let venv = environment(root);
-    let parent = venv.parent().unwrap_or(root);
+fn nothing_usable(error: &str, refused: &[String]) -> String {
+    let tried = refused.iter().map(|reason| format!("\n  {reason}")).collect::<String>();
+    format!("no nvcc of {OLDEST} or newer, and its wheels cannot be installed: {error}\ntried:{tried}")
+}
+
+/// Makes a virtual environment `venv` with `python` and puts the wheels there.
+fn install(venv: &Path, python: &str) -> Result<(), String> {
+    let parent = venv.parent().unwrap_or(venv);
     std::fs::create_dir_all(parent).map_err(|error| format!("{}: {error}", parent.display()))?;
     check_disk(parent)?;
     println!("installing the CUDA compiler into {}", venv.display());
-    let python = run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
-    python.map_err(|error| format!("python3 with the venv module is needed: {error}"))?;
+    let made = run(Command::new(python).args(["-m", "venv"]).arg(venv));
+    made.map_err(|error| format!("python3 with the venv module is needed: {error}"))?;
     for (name, text, hashed) in [("wheels.txt", WHEELS, true), ("tools.txt", TOOLS, false)] {
         let list = parent.join(name);
         std::fs::write(&list, text).map_err(|error| format!("{}: {error}", list.display()))?;
@@ -153,8 +153,11 @@ fn install(root: &Path) -> Result<(), String> {
 /// Room is asked of `df`, which every supported host has; a host without it is left to fail by itself.
 fn check_disk(folder: &Path) -> Result<(), String> {
     let Ok(output) = Command::new("df").args(["-Pk"]).arg(folder).output() else { return Ok(()) };
-    let text = String::from_utf8_lossy(&output.stdout);
-    match free_kilobytes(&text) {
+    check_room(folder, &String::from_utf8_lossy(&output.stdout))
+}
+
+fn check_room(folder: &Path, table: &str) -> Result<(), String> {
+    match free_kilobytes(table) {
         Some(free) if free * 1024 < WHEEL_BYTES => {
             let (want, got) = (WHEEL_BYTES >> 20, free >> 10);
             Err(format!("{}: {want} MiB of disk wanted, {got} MiB free", folder.display()))
@@ -204,6 +207,32 @@ mod tests {
         let table = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/a 100 99 1 99% /\n";
         assert_eq!(free_kilobytes(table), Some(1));
         assert_eq!(free_kilobytes("nonsense"), None);
+        let folder = Path::new("target");
+        let error = check_room(folder, table).unwrap_err();
+        assert_eq!(error, "target: 700 MiB of disk wanted, 0 MiB free");
+        assert_eq!(check_room(folder, &table.replace(" 1 99%", " 717000 1%")), Ok(()));
+        assert_eq!(check_room(folder, "nonsense"), Ok(()));
+    }
+
+    #[test]
+    fn a_missing_python_says_what_is_needed_and_what_was_tried() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = install(&folder.path().join("venv"), "no-such-python").unwrap_err();
+        assert!(error.starts_with("python3 with the venv module is needed: no-such-python"), "{error}");
+        let refused = ["/usr/local/cuda/bin/nvcc: 12.9, want 13.4 or newer".to_owned()];
+        let text = nothing_usable(&error, &refused);
+        assert!(
+            text.starts_with("no nvcc of 13.4 or newer, and its wheels cannot be installed: python3 with")
+        );
+        assert!(text.ends_with("tried:\n  /usr/local/cuda/bin/nvcc: 12.9, want 13.4 or newer"), "{text}");
+    }
+
+    #[test]
+    fn a_python_without_venv_or_wheels_fails_with_its_own_words() {
+        // `false` starts, and fails as a python without the module does.
+        let folder = tempfile::tempdir().unwrap();
+        let error = install(&folder.path().join("venv"), "false").unwrap_err();
+        assert!(error.starts_with("python3 with the venv module is needed: false ended with"), "{error}");
     }
 
     #[test]

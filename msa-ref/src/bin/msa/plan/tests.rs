@@ -37,7 +37,7 @@ total           63.8 us   161 MiB  2.64 TB/s  2.68 GFLOP  42.1 TFLOP/s
 
 in all
 60 layers              3.83 ms
-workspace              1.53 MiB
+workspace              1.54 MiB
 cache                  1060 B a token, layer and GPU
 tokens that fit a GPU  1,108,490 in 50% of its memory
 parts of a request     4

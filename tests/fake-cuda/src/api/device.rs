@@ -1,0 +1,59 @@
+//! The driver and its devices.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use super::entry::Out;
+use crate::code::INVALID_VALUE;
+use crate::config::units;
+use crate::launch::MAX_SHARED;
+
+entries! {
+    fn cuInit(flags: c_uint) |state| if flags == 0 { state.initialise() } else { Err(INVALID_VALUE) }
+
+    fn cuDriverGetVersion(version: Out<c_int>) |state| version.set(state.config.version)
+
+    fn cuDeviceGetCount(count: Out<c_int>) |state| count.set(state.config.devices.len() as c_int)
+
+    fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) |state| {
+        state.capability(ordinal).and_then(|_| device.set(ordinal))
+    }
+
+    fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: c_int) |state| {
+        let (major, minor) = state.capability(device)?;
+        let text = format!("Simulated sm_{major}{minor}\0");
+        if name.is_null() || (bytes as usize) < text.len() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the text fits, and the caller passes a valid pointer.
+        unsafe { name.copy_from_nonoverlapping(text.as_ptr().cast(), text.len()) };
+        Ok(())
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) |state| {
+        state.capability(device)?;
+        bytes.set(state.config.memory as usize)
+    }
+
+    fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: c_int) |state| {
+        let capability = state.capability(device)?;
+        value.set(match attribute {
+            16 => units(capability) as c_int,
+            38 => 60_000_000,
+            75 => capability.0 as c_int,
+            76 => capability.1 as c_int,
+            81 => 228 << 10,
+            97 => MAX_SHARED as c_int,
+            _ => return Err(INVALID_VALUE),
+        })
+    }
+
+    fn cuGetErrorString(error: c_int, text: Out<*const c_char>) |_state| {
+        let found: &CStr = if error == 0 { c"no error" } else { c"simulated error" };
+        text.set(found.as_ptr())
+    }
+
+    fn cuGetErrorName(error: c_int, text: Out<*const c_char>) |_state| {
+        let found: &CStr = if error == 0 { c"CUDA_SUCCESS" } else { c"CUDA_ERROR" };
+        text.set(found.as_ptr())
+    }
+}

@@ -1,0 +1,197 @@
+//! Kernels: their parameter is decoded, and the reference does what they do, in the same memory.
+//!
+//! An address outside the memory of the device is the illegal access that it would be. What the parameter says in two ways
+//! (parts and their number, the grid and the bounds) must agree.
+
+mod append;
+/// The host's own declaration of what it passes.
+#[allow(dead_code, reason = "not every field decides what the reference does")]
+#[path = "../../../msa-cuda/src/arguments.rs"]
+mod arguments;
+mod batch;
+mod decode;
+mod index;
+mod merge;
+mod select;
+
+use msa_core::args::Args;
+use msa_core::backend::{Span, Stream};
+use msa_core::device::{Arch, DeviceTraits};
+use msa_core::error::Error;
+use msa_core::lengths::Lengths;
+use msa_core::op::Op;
+use msa_core::plan::{Plan, PlanOptions, WORKSPACE_ALIGNMENT, plan};
+
+use crate::code::{Code, ILLEGAL_ADDRESS, LAUNCH_FAILED};
+use crate::launch::Launch;
+use crate::memory::Memory;
+
+/// How a kernel failed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) code: Code,
+    pub(crate) text: String,
+}
+
+impl Fault {
+    fn new(text: impl std::fmt::Display) -> Self {
+        Self { code: LAUNCH_FAILED, text: text.to_string() }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::new(error)
+    }
+}
+
+/// Runs a kernel on a device.
+pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result<(), Fault> {
+    let mut reach = Reach { device, memory };
+    match launch.symbol.as_str() {
+        "clear_status" => {
+            let a: &arguments::StatusArguments = parameter(launch)?;
+            reach.bytes_mut("status", a.status, 4 * u64::from(a.words))?.fill(0);
+            Ok(())
+        }
+        "append_once" | "append_per_step" => append::run(launch, &mut reach),
+        "clear_winners" | "find_winners" => Ok(()),
+        "merge" => merge::run(launch, &mut reach),
+        "select_merge" => merge::select(launch, &mut reach),
+        symbol if symbol.starts_with("index_score_") => index::run(launch, &mut reach),
+        symbol if symbol.starts_with("select_") => select::run(launch, &mut reach),
+        symbol if symbol.starts_with("sparse_decode") => decode::run(launch, &mut reach),
+        "combine_parts" => decode::combine(launch, &mut reach),
+        other => {
+            Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs")))
+        }
+    }
+}
+
+/// The kernel's one parameter.
+fn parameter<T>(launch: &Launch) -> Result<&T, Fault> {
+    let bytes = &launch.parameters;
+    // SAFETY: every bit pattern is a value of the parameters' types, and `align_to` keeps to their alignment.
+    let (before, values, after) = unsafe { bytes.align_to::<T>() };
+    match values {
+        [value] if before.is_empty() && after.is_empty() => Ok(value),
+        _ => {
+            Err(Fault::new(format!("{} bytes of parameters, the host's are {}", bytes.len(), size_of::<T>())))
+        }
+    }
+}
+
+/// What a kernel of a device reaches.
+struct Reach<'a> {
+    device: usize,
+    memory: &'a mut Memory,
+}
+
+impl Reach<'_> {
+    fn check(&self, what: &str, address: u64, bytes: u64) -> Result<(), Fault> {
+        if bytes == 0 || self.memory.holds(self.device, address, bytes) {
+            return Ok(());
+        }
+        let text = format!("{what}: {bytes} bytes at {address:#x} are not memory of device {}", self.device);
+        Err(Fault { code: ILLEGAL_ADDRESS, text })
+    }
+
+    fn bytes(&self, what: &str, address: u64, bytes: u64) -> Result<&[u8], Fault> {
+        self.check(what, address, bytes)?;
+        self.memory.bytes(self.device, address, bytes as usize).map_err(|_| Fault::new(what))
+    }
+
+    fn bytes_mut(&mut self, what: &str, address: u64, bytes: u64) -> Result<&mut [u8], Fault> {
+        self.check(what, address, bytes)?;
+        self.memory.bytes_mut(self.device, address, bytes as usize).map_err(|_| Fault::new(what))
+    }
+
+    fn words(&self, what: &str, address: u64, count: u64) -> Result<Vec<u32>, Fault> {
+        let bytes = self.bytes(what, address, count * 4)?;
+        Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+
+    fn check_arguments(&self, op: &Op, args: &Args) -> Result<(), Fault> {
+        let geometry = op.geometry();
+        for (role, tensor) in args.tensors() {
+            let bytes = tensor.span().ok_or_else(|| Fault::new(format!("{}: no span", role.name())))?;
+            self.check(role.name(), tensor.address, bytes)?;
+        }
+        let kv = args.kv_cache.iter().flat_map(|c| c.components(geometry).into_iter().map(|k| (k, c.pages)));
+        let index = args.index_cache.iter();
+        let index = index.flat_map(|c| c.components(geometry).into_iter().map(|k| (k, c.pages)));
+        for (component, pages) in kv.chain(index) {
+            let tensor = component.tensor(pages)?;
+            self.check(component.name, tensor.address, tensor.span().unwrap_or(u64::MAX))?;
+        }
+        Ok(())
+    }
+}
+
+/// Work for the reference.
+struct Job<'a> {
+    op: Op,
+    lengths: &'a Lengths,
+    args: Args,
+    /// Where the status words are.
+    status: u64,
+    /// Words of the run if this is its first kernel, which clears them and has one a block; else 0.
+    own_status: u32,
+}
+
+impl Job<'_> {
+    /// Runs under the first of `options` whose plan is accepted.
+    fn run(
+        self,
+        launch: &Launch,
+        reach: &mut Reach<'_>,
+        options: &[PlanOptions],
+        accept: impl Fn(&Plan) -> bool,
+    ) -> Result<(), Fault> {
+        reach.check_arguments(&self.op, &self.args)?;
+        let arch = Arch::from_name(&launch.image.arch)?;
+        let traits =
+            DeviceTraits { arch, units: crate::config::units(capability(arch)), ..DeviceTraits::h200() };
+        let arithmetic = arithmetic(launch, arch)?;
+        let mut found = None;
+        for options in options {
+            let options = PlanOptions { arithmetic: Some(arithmetic.to_owned()), ..options.clone() };
+            let plan = plan(&self.op, self.lengths, &traits, msa_ref::VARIANTS, &options, "ref")?;
+            if accept(&plan) {
+                found = Some(plan);
+                break;
+            }
+        }
+        let plan = found.ok_or_else(|| Fault::new("parts that no plan has"))?;
+        let prepared = msa_ref::device().prepare(&plan)?;
+        let mut scratch = vec![0_u8; (plan.workspace_bytes + WORKSPACE_ALIGNMENT) as usize];
+        let address = (scratch.as_mut_ptr() as u64).next_multiple_of(WORKSPACE_ALIGNMENT);
+        let workspace = Span { address, bytes: plan.workspace_bytes };
+        // SAFETY: every range was checked to be live memory of this device, which this thread holds the lock of, and the
+        // scratch lives until the end.
+        unsafe { prepared.enqueue(Stream(0), &self.args, workspace) }?;
+        // SAFETY: as above; the reference has run.
+        let status = unsafe { prepared.status(Stream(0), workspace) }?;
+        reach.bytes_mut("status", self.status, 4 * u64::from(self.own_status))?.fill(0);
+        // The first block's, or the one that all kernels share.
+        let word = self.status + if self.own_status > 0 { 4 } else { 0 };
+        let word = reach.bytes_mut("status", word, 4)?;
+        word.iter_mut().zip(status.0.to_le_bytes()).for_each(|(byte, bits)| *byte |= bits);
+        Ok(())
+    }
+}
+
+/// What the variant of an image declares.
+fn arithmetic(launch: &Launch, arch: Arch) -> Result<&'static str, Fault> {
+    let image = &launch.image;
+    let of_image = |name: &str| name.replace(&format!(".{}", image.arch), "") == image.name;
+    let variant = msa_cuda::variants(arch).iter().find(|variant| of_image(variant.name));
+    variant
+        .map(|variant| variant.arithmetic)
+        .ok_or_else(|| Fault::new(format!("{}: no such variant", image.name)))
+}
+
+/// A device that reports this architecture.
+fn capability(arch: Arch) -> crate::config::Capability {
+    if arch == Arch::Sm90a { (9, 0) } else { (10, 0) }
+}
