@@ -13,6 +13,13 @@ namespace msa {
 
 constexpr int THREADS = 128, HEADS_PER_PASS = THREADS / LANES_PER_HEAD;
 
+// Blocks of append_once that an SM holds. Above Hopper ptxas 13.5 spills at the 64 registers that eight leave.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int ONCE_BLOCKS = append_once_BLOCKS - 1;
+#else
+constexpr int ONCE_BLOCKS = append_once_BLOCKS;
+#endif
+
 enum Stored : uint32_t { STORED_BF16 = 0, STORED_F16 = 1, STORED_E4M3 = 2, STORED_NVFP4 = 3 };
 
 // What a block of threads shares.
@@ -55,7 +62,7 @@ struct Appender {
   const AppendArguments& p;
   const AppendTensor& tensor;
   Shared& shared;
-  uint32_t end;  // rows from here on are padding; loads need not wait for it
+  uint32_t end;  // of the rows of the launch that are not padding; loads need not wait for it
 
   MSA_DEVICE static int lane() { return threadIdx.x % LANES_PER_HEAD; }
   MSA_DEVICE float* scratch() const { return shared.scratch + threadIdx.x / LANES_PER_HEAD * CHANNELS; }
@@ -65,17 +72,17 @@ struct Appender {
     const uint2 turn = divide_count(block, tensor.period);
     const uint2 pair = divide_count(turn.y * HEADS_PER_PASS + threadIdx.x / LANES_PER_HEAD, tensor.heads);
     const uint32_t first_row = group_row + turn.x * p.passes * tensor.row_step, head = pair.y;
-    if (first_row >= p.rows.row_end) return;
+    if (first_row >= p.rows.row_end) return wait_for_predecessor();
     uint32_t row = first_row + pair.x;
     const uint8_t* source = tensor.source + min(row, p.rows.row_end - 1) * tensor.source_row + head * tensor.source_head + 4 * lane();
     uint8_t* output = (uint8_t*)tensor.output.address + head * tensor.output.head_stride;
     if (!CACHE) output += row * tensor.output.page_stride;
     Loaded<CACHE> loaded;
     loaded.load(p.rows, source, row);
-    prepare();
+    prepare(loaded.position);
 #pragma unroll 1
     for (uint32_t pass = 0; pass < p.passes; pass++) {
-      const bool inside = row < min(p.rows.row_end, end);
+      const bool inside = row < end;
       const bool fits = loaded.position < p.rows.positions_end;
       if (inside && !fits && lane() == 0) raise(p.status, p.own_status, STATUS_POSITION);
       const int64_t slot = loaded.slot;
@@ -98,8 +105,8 @@ struct Appender {
     }
   }
 
-  // Fills shared memory, after the first loads are under way.
-  MSA_DEVICE void prepare() const {
+  // Fills shared memory, after the first loads are under way. Nothing before the wait is a predecessor's work.
+  MSA_DEVICE void prepare(uint32_t position) const {
     static_assert(THREADS >= CHANNELS, "a thread a weight");
     const bool weighs = tensor.norm && threadIdx.x < CHANNELS;
     const uint32_t weight = weighs ? tensor.norm[threadIdx.x] : 0;
@@ -107,7 +114,13 @@ struct Appender {
       for (uint32_t row = threadIdx.x; row < p.rows.rows; row += THREADS) shared.slots[row] = p.rows.slots[row];
     }
     if (CACHE && threadIdx.x == 0) shared.factor = tensor.factor ? *tensor.factor : 1.f;
+    if (tensor.rotates && p.half_is_32 && position < p.rows.positions_end) {
+      const uint64_t offset = (uint64_t)position * p.cosine_row;
+      if (lane() < 2) prefetch((lane() ? p.sines : p.cosines) + offset);
+    }
     if (weighs) shared.weights[threadIdx.x] = __fadd_rn(1.f, bf16_low(weight));
+    wait_for_predecessor();
+    release_successor();
     __syncthreads();
   }
 
@@ -201,11 +214,16 @@ struct Appender {
   }
 };
 
+// The first kernel of a run waits at once. Before any other stands a kernel of the same run, which let this one start only after
+// its own wait: what the engine's kernels wrote is there, and only the status words and the table must be waited for.
 template <bool PER_STEP>
 MSA_DEVICE void append_block(const AppendArguments& p) {
   __shared__ Shared shared;
-  if (p.own_status) clear_own_status(p.status, p.own_status);
-  const uint32_t end = live_rows(p.rows);
+  if (p.own_status) {
+    wait_for_predecessor();
+    clear_own_status(p.status, p.own_status);
+  }
+  const uint32_t end = min(p.rows.row_end, live_rows(p.rows));
   const uint32_t group = __umulhi(blockIdx.x, p.group_magic) >> p.group_shift, block = blockIdx.x - group * p.group_blocks;
   int kind = 0;
 #pragma unroll
@@ -218,16 +236,8 @@ MSA_DEVICE void append_block(const AppendArguments& p) {
 
 }  // namespace msa
 
-extern "C" __global__ __launch_bounds__(msa::THREADS, append_once_BLOCKS) void append_once(const __grid_constant__ msa::AppendArguments p) {
-  msa::wait_for_predecessor();
-  msa::release_successor();
-  msa::append_block<false>(p);
-}
-extern "C" __global__ __launch_bounds__(msa::THREADS, append_per_step_BLOCKS) void append_per_step(const __grid_constant__ msa::AppendArguments p) {
-  msa::wait_for_predecessor();
-  msa::release_successor();
-  msa::append_block<true>(p);
-}
+extern "C" __global__ __launch_bounds__(msa::THREADS, msa::ONCE_BLOCKS) void append_once(const __grid_constant__ msa::AppendArguments p) { msa::append_block<false>(p); }
+extern "C" __global__ __launch_bounds__(msa::THREADS, append_per_step_BLOCKS) void append_per_step(const __grid_constant__ msa::AppendArguments p) { msa::append_block<true>(p); }
 extern "C" __global__ __launch_bounds__(msa::THREADS) void clear_winners(const __grid_constant__ msa::RowArguments p) {
   msa::wait_for_predecessor();
   msa::release_successor();

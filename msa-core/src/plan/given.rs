@@ -30,14 +30,14 @@ impl Given<'_> {
         self.traits.arch == Arch::Cpu
     }
 
-    pub(super) fn on_nvidia(&self) -> bool {
-        use Arch::{Sm90a, Sm100a, Sm100f, Sm103a, Sm107a};
-        matches!(self.traits.arch, Sm90a | Sm100a | Sm100f | Sm103a | Sm107a)
-    }
-
     /// Whether decode takes a page once for all rows that attend to it.
     pub(super) fn shares_pages(&self) -> bool {
         Variant::shares_pages(self.variant)
+    }
+
+    pub(super) fn on_nvidia(&self) -> bool {
+        use Arch::{Sm90a, Sm100a, Sm100f, Sm103a, Sm107a};
+        matches!(self.traits.arch, Sm90a | Sm100a | Sm100f | Sm103a | Sm107a)
     }
 
     pub(super) fn rows(&self) -> u64 {

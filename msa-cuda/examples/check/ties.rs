@@ -218,7 +218,8 @@ impl Case {
     /// In every block one key for each row and head that makes its score: near those of the other blocks.
     fn add_rivals(&mut self, random: &mut Random) -> Result<()> {
         let Op::Step(op) = &self.op else { return Ok(()) };
-        let (format, heads, cache) = (op.index.keys, op.index.geometry.index_heads, self.index_cache(0x1000)?);
+        let (format, heads, cache) =
+            (op.index.keys, op.index.geometry.index_heads, self.index_cache(0x1000)?);
         let queries = decode(op.index.query, self.bytes(Role::IndexQuery));
         let table = self.bytes(Role::BlockTable).to_vec();
         let width = table.len() / 4 / self.lengths.len().max(1);
@@ -232,7 +233,8 @@ impl Case {
                 let at = (request * width + block) * 4;
                 let page = table[at..at + 4].try_into().map_or(0, i32::from_le_bytes) as u64;
                 let mut put = |view: View, bytes: &[u8]| {
-                    let start = view.address - 0x1000 + page * view.page_stride + pair as u64 * view.token_stride;
+                    let start =
+                        view.address - 0x1000 + page * view.page_stride + pair as u64 * view.token_stride;
                     self.index_pool[start as usize..start as usize + bytes.len()].copy_from_slice(bytes);
                 };
                 put(cache.key, &rival(random, format, &queries[pair * CHANNELS..(pair + 1) * CHANNELS]));

@@ -48,6 +48,10 @@ MSA_DEVICE void store_shared_128(uint32_t a, uint4 v) {
 }
 MSA_DEVICE void store_shared_float(uint32_t a, float v) { store_shared_32(a, __float_as_uint(v)); }
 
+// ---- global memory ----
+// Brings the line of an address to the L2.
+MSA_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // ---- clusters: shared memory of another block ----
 MSA_DEVICE uint32_t map_shared_rank(uint32_t a, uint32_t rank) {
   uint32_t r;
