@@ -126,7 +126,6 @@ impl Case {
             "sparse_decode",
             "sparse_decode",
             "sparse_decode",
-            "sparse_decode",
             "merge",
             "select_merge",
             "step",
@@ -473,8 +472,8 @@ impl Case {
                 .kv_cache(4096)
                 .map(|c| {
                     let linear = c.v_scale_order == msa_core::cache::VScaleOrder::Linear;
-                    let all = c.components(geometry);
-                    all.iter()
+                    c.components(geometry)
+                        .iter()
                         .filter(|c| c.name != "value_scale" || linear)
                         .map(|c| (c.view, c.row_bytes))
                         .collect()
