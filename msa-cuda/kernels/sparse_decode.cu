@@ -60,16 +60,13 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   int first = begins ? first_ids(guess) : -1;
   uint4 low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
-  // Reported only after the wait: a kernel before this one may still be about to clear the status.
-  const bool reports = list_group == 0 && i_row == 0 && rank == 0 && tid == 0;
-  const Request request = load_request(p.batch, request_id, bound, begins && reports);
+  const Request request = load_request(p.batch, request_id, bound, false);
   const bool idle = i_row >= request.rows;
   int row = idle ? guess : request.first_row + i_row;
   if (row != guess) low = words(row, r), high = words(row, r + 8);
-  if (!begins) {
-    begin(p.batch);
-    if (reports) load_request(p.batch, request_id, bound, true);
-  }
+  if (!begins) begin(p.batch);
+  // Nothing is raised before the kernel that clears the status is done.
+  if (list_group == 0 && i_row == 0 && rank == 0 && tid == 0) load_request(p.batch, request_id, bound, true);
   if (idle) {
     release_successor();
     return;  // the whole cluster
