@@ -13,6 +13,13 @@ namespace msa {
 
 constexpr int THREADS = 128, HEADS_PER_PASS = THREADS / LANES_PER_HEAD;
 
+// Blocks of append_once that an SM holds. Above Hopper ptxas 13.5 spills at the 64 registers that eight leave.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int ONCE_BLOCKS = append_once_BLOCKS - 1;
+#else
+constexpr int ONCE_BLOCKS = append_once_BLOCKS;
+#endif
+
 enum Stored : uint32_t { STORED_BF16 = 0, STORED_F16 = 1, STORED_E4M3 = 2, STORED_NVFP4 = 3 };
 
 // What a block of threads shares.
@@ -55,7 +62,7 @@ struct Appender {
   const AppendArguments& p;
   const AppendTensor& tensor;
   Shared& shared;
-  uint32_t end;  // rows from here on are padding; loads need not wait for it
+  uint32_t end;  // of the rows of the launch that are not padding; loads need not wait for it
 
   MSA_DEVICE static int lane() { return threadIdx.x % LANES_PER_HEAD; }
   MSA_DEVICE float* scratch() const { return shared.scratch + threadIdx.x / LANES_PER_HEAD * CHANNELS; }
@@ -75,7 +82,7 @@ struct Appender {
     prepare(loaded.position);
 #pragma unroll 1
     for (uint32_t pass = 0; pass < p.passes; pass++) {
-      const bool inside = row < min(p.rows.row_end, end);
+      const bool inside = row < end;
       const bool fits = loaded.position < p.rows.positions_end;
       if (inside && !fits && lane() == 0) raise(p.status, p.own_status, STATUS_POSITION);
       const int64_t slot = loaded.slot;
@@ -216,7 +223,7 @@ MSA_DEVICE void append_block(const AppendArguments& p) {
     wait_for_predecessor();
     clear_own_status(p.status, p.own_status);
   }
-  const uint32_t end = live_rows(p.rows);
+  const uint32_t end = min(p.rows.row_end, live_rows(p.rows));
   const uint32_t group = __umulhi(blockIdx.x, p.group_magic) >> p.group_shift, block = blockIdx.x - group * p.group_blocks;
   int kind = 0;
 #pragma unroll
@@ -229,7 +236,7 @@ MSA_DEVICE void append_block(const AppendArguments& p) {
 
 }  // namespace msa
 
-extern "C" __global__ __launch_bounds__(msa::THREADS, append_once_BLOCKS) void append_once(const __grid_constant__ msa::AppendArguments p) { msa::append_block<false>(p); }
+extern "C" __global__ __launch_bounds__(msa::THREADS, msa::ONCE_BLOCKS) void append_once(const __grid_constant__ msa::AppendArguments p) { msa::append_block<false>(p); }
 extern "C" __global__ __launch_bounds__(msa::THREADS, append_per_step_BLOCKS) void append_per_step(const __grid_constant__ msa::AppendArguments p) { msa::append_block<true>(p); }
 extern "C" __global__ __launch_bounds__(msa::THREADS) void clear_winners(const __grid_constant__ msa::RowArguments p) {
   msa::wait_for_predecessor();
