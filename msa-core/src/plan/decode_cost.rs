@@ -14,14 +14,14 @@ pub(super) struct NvidiaCost {
     full: u64,
     /// A block per unit where all units load: its bytes.
     bytes: u64,
-    /// A block of threads more, if it is part of a cluster.
+    /// A block of threads more on every unit, if they are parts of clusters.
     clustered: u64,
 }
 
 /// From the first load to the first block of tokens, and from the last one to the end.
 const ENDS: u64 = 3900;
-/// A block of threads more.
-const THREADS: u64 = 5;
+/// A block of threads more on every unit.
+const THREADS: u64 = 660;
 /// Meeting in a cluster.
 const MEETING: u64 = 900;
 /// A wave more: its start is not hidden.
@@ -30,11 +30,11 @@ const WAVE: u64 = 1500;
 impl NvidiaCost {
     pub(super) const fn of(format: CacheFormat) -> Self {
         match format {
-            CacheFormat::Nvfp4 => Self { alone: 1150, full: 930, bytes: 560, clustered: 14 },
+            CacheFormat::Nvfp4 => Self { alone: 1150, full: 930, bytes: 560, clustered: 1850 },
             CacheFormat::E4m3 | CacheFormat::E4m3Fnuz => {
-                Self { alone: 1100, full: 670, bytes: 1030, clustered: 12 }
+                Self { alone: 1100, full: 670, bytes: 1030, clustered: 1600 }
             }
-            CacheFormat::Bf16 => Self { alone: 1150, full: 1150, bytes: 1970, clustered: 35 },
+            CacheFormat::Bf16 => Self { alone: 1150, full: 1150, bytes: 1970, clustered: 4600 },
         }
     }
 
@@ -58,7 +58,8 @@ impl NvidiaCost {
             (true, true) => (3 * self.clustered, MEETING),
         };
         let work = latency.max(arithmetic).max(memory);
-        let start = threads.saturating_mul(launch).saturating_add((waves - 1).saturating_mul(WAVE));
+        let start = threads.saturating_mul(launch) / units;
+        let start = start.saturating_add(waves.saturating_sub(1).saturating_mul(WAVE));
         work.saturating_add(start).saturating_add(ENDS + meeting)
     }
 }
