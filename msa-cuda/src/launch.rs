@@ -78,6 +78,33 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
+/// A kernel of sparse decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DecodeChoice {
+    /// Symbol.
+    pub(crate) symbol: &'static str,
+    /// Parts of a row that one block works on.
+    pub(crate) parts: u32,
+}
+
+/// The decode kernel for `items` (row, group) pairs in `splits` parts. Two parts a block as soon as blocks of one would
+/// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. Where an SM has one block, the kernel with
+/// more registers and a deeper ring. A combination through the workspace is not made for pairs.
+pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice {
+    let crowded = items * u64::from(splits) > u64::from(units);
+    match splits {
+        2..=MAX_CLUSTER if crowded => DecodeChoice { symbol: "sparse_decode_pair", parts: 2 },
+        _ if crowded => DecodeChoice { symbol: "sparse_decode", parts: 1 },
+        _ => DecodeChoice { symbol: "sparse_decode_few", parts: 1 },
+    }
+}
+
+/// Shared memory through which the blocks of a cluster exchange `parts` parts each: 16 heads of 128 f32, m and l. A block
+/// on its own does without.
+pub(crate) const fn exchange_bytes(parts: u32) -> u32 {
+    parts * 16 * (128 * 4 + 8)
+}
+
 /// One warp for each of `per_row` items of every row that the bounds allow, four to a block.
 pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
     let blocks = (lengths.rows() * u64::from(per_row)).div_ceil(4).max(1);
@@ -252,6 +279,16 @@ mod tests {
             assert!(winner_entries(rows) * WINNER_BYTES <= 64 * rows && winner_entries(rows) >= 2 * rows);
             assert!(append_rows(winner_entries(rows) * WINNER_BYTES, 1) >= rows);
         }
+    }
+
+    #[test]
+    fn parts_are_paired_where_blocks_outnumber_units() {
+        let symbol = |items, splits| decode_choice(items, splits, 132).symbol;
+        assert_eq!(symbol(4, 16), "sparse_decode_few");
+        assert_eq!(symbol(32, 4), "sparse_decode_few");
+        assert_eq!(symbol(32, 8), "sparse_decode_pair");
+        assert_eq!(symbol(512, 1), "sparse_decode");
+        assert_eq!(symbol(512, 32), "sparse_decode");
     }
 
     #[test]

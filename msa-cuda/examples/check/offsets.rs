@@ -16,7 +16,7 @@ use crate::replay::Amount;
 const SPREAD: u64 = 5 << 30;
 
 /// Most bytes of a pool: the caches of a step have the same pages, however small those of one are.
-const MOST: u64 = 60 << 30;
+const MOST: u64 = 40 << 30;
 
 /// Address that stands for the first page while a layout is asked for.
 const BASE: u64 = 1 << 40;
@@ -27,6 +27,7 @@ pub(crate) fn run(device: &dyn Device, amount: Amount) -> Result<u64> {
     let (mut failed, mut done, mut pages) = (0, 0, 0);
     for (number, mut case, mut random) in amount.cases() {
         case.layout = Layout::HeadSlot;
+        case.extras.head_pad = 0;
         let mut case = case.varied(&mut random);
         case.inputs.iter_mut().chain(&mut case.outputs).for_each(|input| input.pad = 0);
         let Ok(plan) = device.plan(&case.op, &case.bounds, &case.options) else { continue };

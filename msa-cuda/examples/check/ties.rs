@@ -4,6 +4,8 @@
 //! products, of which every one and the accumulator is truncated 25 bits below the largest, the sum then to 24 bits: 17 * 2^-25 of
 //! the largest term and 2^-23 of the sum. That is the instruction's model, which was compared with the hardware bit for bit.
 
+use std::collections::BTreeMap;
+
 use half::bf16;
 use msa_core::args::Role;
 use msa_core::arithmetic::Steps;
@@ -20,7 +22,7 @@ use msa_ref::spec::bound::UNIT;
 use msa_ref::spec::select::{Grouping as SpecGrouping, SelectRule, select_heads};
 use rayon::prelude::*;
 
-use crate::cases::{Case, PAGE};
+use crate::cases::{Case, PAGE, Random};
 use crate::device;
 use crate::replay::Amount;
 
@@ -39,11 +41,13 @@ struct Lists {
 
 /// Lists that differ where they must not, of steps that `device` runs as `plan` says.
 pub(crate) fn run(device: &dyn Device, plan: &dyn Fn(&Case) -> Result<Plan>, amount: Amount) -> Result<u64> {
-    let mut all = Lists::default();
-    for (number, case, _) in (Amount { only: Some("step"), ..amount }).cases() {
-        let Some(case) = plain_step(case) else { continue };
+    let (mut all, mut variants) = (Lists::default(), BTreeMap::<String, u64>::new());
+    for (number, case, mut random) in (Amount { only: Some("step"), ..amount }).cases() {
+        let Some(mut case) = plain_step(case) else { continue };
+        case.add_rivals(&mut random)?;
         let Op::Step(op) = &case.op else { continue };
         let plan = plan(&case)?;
+        *variants.entry(plan.arithmetic.name.clone()).or_default() += 1;
         let got = device::run(device, &plan, &case)?;
         let steps = plan.arithmetic.index.steps;
         let lists = got.outputs.iter().find(|o| o.0 == Role::BlockIndices).map_or(&[][..], |o| &o.2[..]);
@@ -57,6 +61,7 @@ pub(crate) fn run(device: &dyn Device, plan: &dyn Fn(&Case) -> Result<Plan>, amo
             wrong: all.wrong + found.wrong,
         };
     }
+    println!("{variants:?}");
     println!("{} lists equal, {} near-ties, {} wrong", all.equal, all.near, all.wrong);
     Ok(all.wrong)
 }
@@ -191,7 +196,56 @@ fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
+/// A key of 2 in all channels, with the signs of a query, or the next code where the query is small: terms of which 14 bits lose
+/// the end, so that they often rank blocks otherwise.
+fn rival(random: &mut Random, format: CacheFormat, query: &[f64]) -> Vec<u8> {
+    let (two, sign) = match format {
+        CacheFormat::Bf16 => (0x4000_u16, 15),
+        CacheFormat::Nvfp4 => (4, 3),
+        _ => (0x40, 7),
+    };
+    let small = query.iter().fold(0.0_f64, |top, q| top.max(q.abs())) / 10.0;
+    let mut next = |q: f64| if q.abs() < small { random.below(2) as u16 } else { 0 };
+    let codes = query.iter().map(|q| (two + next(*q)) | u16::from(*q < 0.0) << sign);
+    match format {
+        CacheFormat::Bf16 => codes.flat_map(u16::to_le_bytes).collect(),
+        CacheFormat::Nvfp4 => codes.collect::<Vec<_>>().chunks(2).map(|c| (c[0] | c[1] << 4) as u8).collect(),
+        _ => codes.map(|code| code as u8).collect(),
+    }
+}
+
 impl Case {
+    /// In every block one key for each row and head that makes its score: near those of the other blocks.
+    fn add_rivals(&mut self, random: &mut Random) -> Result<()> {
+        let Op::Step(op) = &self.op else { return Ok(()) };
+        let (format, heads, cache) =
+            (op.index.keys, op.index.geometry.index_heads, self.index_cache(0x1000)?);
+        let queries = decode(op.index.query, self.bytes(Role::IndexQuery));
+        let table = self.bytes(Role::BlockTable).to_vec();
+        let width = table.len() / 4 / self.lengths.len().max(1);
+        let mut first = 0;
+        for (request, (rows, tokens)) in self.lengths.clone().into_iter().enumerate() {
+            let queries = &queries[first * CHANNELS..];
+            first += (rows * heads) as usize;
+            for (block, pair) in (0..tokens.div_ceil(PAGE) as usize)
+                .flat_map(|block| (0..(rows * heads).min(PAGE) as usize).map(move |pair| (block, pair)))
+            {
+                let at = (request * width + block) * 4;
+                let page = table[at..at + 4].try_into().map_or(0, i32::from_le_bytes) as u64;
+                let mut put = |view: View, bytes: &[u8]| {
+                    let start =
+                        view.address - 0x1000 + page * view.page_stride + pair as u64 * view.token_stride;
+                    self.index_pool[start as usize..start as usize + bytes.len()].copy_from_slice(bytes);
+                };
+                put(cache.key, &rival(random, format, &queries[pair * CHANNELS..(pair + 1) * CHANNELS]));
+                if let Some(scale) = cache.key_scale {
+                    put(scale, &[0x38; CHANNELS / 16]);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn bytes(&self, role: Role) -> &[u8] {
         self.inputs.iter().find(|i| i.role == role).map_or(&[], |i| &i.bytes)
     }

@@ -60,7 +60,7 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
         "select_merge" => merge::select(launch, &mut reach),
         symbol if symbol.starts_with("index_score_") => index::run(launch, &mut reach),
         symbol if symbol.starts_with("select_") => select::run(launch, &mut reach),
-        "sparse_decode" => decode::run(launch, &mut reach),
+        symbol if symbol.starts_with("sparse_decode") => decode::run(launch, &mut reach),
         "combine_parts" => decode::combine(launch, &mut reach),
         other => {
             Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs")))

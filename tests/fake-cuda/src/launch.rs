@@ -69,9 +69,10 @@ impl Launch {
         }
         let end = kernel.parameters.iter().map(|(offset, bytes)| offset + bytes).max().unwrap_or(0);
         let mut block = vec![0; end];
-        for (index, &(offset, bytes)) in kernel.parameters.iter().enumerate() {
-            // SAFETY: the caller passes one pointer a parameter.
-            let from = unsafe { *parameters.add(index) }.cast::<u8>();
+        // SAFETY: the caller passes one pointer a parameter.
+        let pointers = unsafe { std::slice::from_raw_parts(parameters, kernel.parameters.len()) };
+        for (pointer, &(offset, bytes)) in pointers.iter().zip(&kernel.parameters) {
+            let from = pointer.cast::<u8>();
             if from.is_null() {
                 return Err(INVALID_VALUE);
             }
@@ -97,9 +98,12 @@ impl Launch {
 /// The list of attributes is as long as the configuration says.
 unsafe fn attributes(config: &CUlaunchConfig) -> Result<(u32, bool), Code> {
     let (mut cluster, mut overlaps) = (1, false);
-    for index in 0..config.numAttrs as usize {
-        // SAFETY: the caller's promise.
-        let attribute = unsafe { &*config.attrs.add(index) };
+    if config.numAttrs == 0 {
+        return Ok((cluster, overlaps));
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts(config.attrs, config.numAttrs as usize) };
+    for attribute in list {
         match attribute.id {
             Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => {
                 // SAFETY: the member that the id names.

@@ -72,6 +72,11 @@ impl Memory {
         self.live.values().filter(|a| a.device == device).map(|a| a.layout.size() as u64).sum()
     }
 
+    /// Bytes of the allocation that starts at an address.
+    pub(crate) fn size(&self, address: u64) -> Option<u64> {
+        self.live.get(&address).map(|allocation| allocation.layout.size() as u64)
+    }
+
     /// True if the range lies in one allocation of the device.
     pub(crate) fn holds(&self, device: usize, address: u64, bytes: u64) -> bool {
         let found = self.live.range(..=address).next_back();
@@ -111,6 +116,7 @@ mod tests {
         assert_eq!(memory.bytes(1, address, 100).unwrap(), [POISON; 100]);
         assert!(memory.holds(1, address + 100, 0) && !memory.holds(1, address + 90, 11));
         assert!(!memory.holds(0, address, 1));
+        assert_eq!((memory.size(address), memory.size(address + 1)), (Some(100), None));
         assert_eq!(memory.allocate(1, 9, 901, 1000), Err(OUT_OF_MEMORY));
         assert!(memory.allocate(0, 9, 901, 1000).is_ok());
         memory.free_context(9);

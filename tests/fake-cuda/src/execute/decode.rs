@@ -17,41 +17,41 @@ use crate::launch::Launch;
 /// this one writes partial states, which stay what they were but must be there.
 pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
     let a: &DecodeArguments = parameter(launch)?;
-    let cluster = if a.combine_in_workspace == 0 { a.splits } else { 1 };
-    if launch.cluster != cluster {
-        return Err(Fault::new(format!("a cluster of {}, want {cluster}", launch.cluster)));
+    let rows = requests(a, reach)?.checked_mul(a.batch.max_query * a.groups);
+    if rows.is_none_or(|rows| rows == 0 || !launch.grid[0].is_multiple_of(rows)) {
+        return Err(Fault::new(format!(
+            "{} blocks of threads for {rows:?} (row, group) pairs",
+            launch.grid[0]
+        )));
     }
     if a.combine_in_workspace == 0 {
-        let requests = requests(launch.grid[0], &[a.batch.max_query, a.groups, a.splits])?;
-        return attend(a, launch, reach, requests);
+        return attend(a, launch, reach);
     }
     let states = u64::from(a.batch.rows) * u64::from(a.splits) * heads(a);
     reach.check("partial_outputs", a.partial_outputs, states * 512)?;
     reach.check("partial_states", a.partial_states, states * 8)
 }
 
-/// Four heads a block of threads.
+/// Attends where parts are combined by a kernel of their own.
 pub(super) fn combine(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
-    let a: &DecodeArguments = parameter(launch)?;
-    // The grid is rounded up to whole blocks, so the number of requests may only be bounded: the table of parts tells.
-    let per_request = u64::from(a.batch.max_query) * heads(a);
-    let requests = u64::from(launch.grid[0]) * 4 / per_request.max(1);
-    attend(a, launch, reach, requests as u32)
+    attend(parameter(launch)?, launch, reach)
 }
 
 fn heads(a: &DecodeArguments) -> u64 {
     u64::from(a.groups) * u64::from(a.group_heads)
 }
 
-fn requests(blocks: u32, per_request: &[u32]) -> Result<u32, Fault> {
-    let each: u32 = per_request.iter().product();
-    if each > 0 && blocks.is_multiple_of(each) {
-        return Ok(blocks / each);
-    }
-    Err(Fault::new(format!("{blocks} blocks of threads, want a multiple of {each}")))
+/// Requests of the plan, which the host's table of parts has as many rows for: it is an allocation of its own. An allocation
+/// of 16 bytes may hold less.
+fn requests(a: &DecodeArguments, reach: &Reach<'_>) -> Result<u32, Fault> {
+    let bytes = reach.memory.size(a.parts).ok_or_else(|| Fault::new("parts: no table of its own"))?;
+    let rows = bytes / (u64::from(a.splits.max(1)) * 8);
+    let rows = if bytes == 16 && a.splits == 1 && a.batch.requests <= 1 { 1 } else { rows };
+    u32::try_from(rows).map_err(Fault::new)
 }
 
-fn attend(a: &DecodeArguments, launch: &Launch, reach: &mut Reach<'_>, requests: u32) -> Result<(), Fault> {
+fn attend(a: &DecodeArguments, launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
+    let requests = requests(a, reach)?;
     let op = operation(a, cache_format(&launch.image.name)?)?;
     let args = arguments(a, &op)?;
     let lengths = a.batch.lengths(reach, requests)?;

@@ -6,7 +6,7 @@ use msa_core::op::{ForcedPriority, NanRule, Op, Select, SelectOrder};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
-use super::arguments::SelectArguments;
+use super::arguments::{Batch, SelectArguments};
 use super::{Fault, Job, Reach, parameter};
 use crate::launch::Launch;
 
@@ -40,7 +40,9 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
         &[rows, a.lists.into(), a.k.into()],
         &[a.indices_row, a.indices_list, 4],
     )?;
-    let args = a.batch.arguments()?.with(Role::Scores, scores).with(Role::BlockIndices, indices);
+    // Within a step the batch has a table, which selection does not read.
+    let batch = Batch { block_table: 0, ..a.batch };
+    let args = batch.arguments()?.with(Role::Scores, scores).with(Role::BlockIndices, indices);
     let lengths = a.batch.lengths(reach, a.batch.requests)?;
     let job = Job {
         op: Op::Select(op),

@@ -49,7 +49,8 @@ fn h05_lengths_and_tables_are_read_at_every_replay() {
             let mut work = Work::new(&device, line);
             let graph = engine::capture(stream, || work.enqueue(stream).unwrap());
             let table = work.trial.inputs.batch.tables.clone();
-            for step in (1..=300).step_by(23).chain([300]) {
+            let borders = [127, 128, 129, 255, 256, 257, 299, 300];
+            for step in (1..=300).step_by(23).chain(borders) {
                 work.reset();
                 work.upload_i32s(stream, Role::KvLengths, &[step, 301 - step]);
                 let mut turned = table.clone();
@@ -64,20 +65,20 @@ fn h05_lengths_and_tables_are_read_at_every_replay() {
     });
 }
 
-/// A batch of eight that was captured holds five, one, none: offsets that end early.
+/// A batch of 64 that was captured holds one, 50, 64, none: offsets that end early.
 #[test]
 fn h02_fewer_requests_than_captured_are_the_ones_that_run() {
     Driver::of("9.0").run(&test_name!(), || {
         let device = device();
         let _current = engine::enter(engine::retain_primary(0));
         let stream = engine::create_stream();
-        let line = "sparse_decode(hq=16,hkv=1,hi=1,len=[8*1x300],kv=fp8,q=e4m3,out=f32)";
+        let line = "sparse_decode(hq=16,hkv=1,hi=1,len=[64*1x300],kv=fp8,q=e4m3,out=f32)";
         let mut work = Work::new(&device, line);
         let graph = engine::capture(stream, || work.enqueue(stream).unwrap());
-        for live in [5, 1, 0, 8] {
+        for live in [1, 50, 64, 0] {
             work.reset();
-            let offsets: Vec<i32> = (0..=8).map(|request| request.min(live)).collect();
-            let lengths: Vec<i32> = (0..8).map(|request| if request < live { 300 } else { 0 }).collect();
+            let offsets: Vec<i32> = (0..=64).map(|request| request.min(live)).collect();
+            let lengths: Vec<i32> = (0..64).map(|request| if request < live { 300 } else { 0 }).collect();
             work.upload_i32s(stream, Role::QueryOffsets, &offsets);
             work.upload_i32s(stream, Role::KvLengths, &lengths);
             graph.launch(stream);

@@ -37,6 +37,8 @@ fn b09_no_launch_has_an_empty_grid() {
     Driver::of("9.0").run(&test_name!(), || {
         let device = device();
         for line in [
+            "sparse_decode(len=[4*1x0],out=f32)",
+            "sparse_decode(len=[4*8x0],out=f32)",
             "sparse_decode(len=[],pad=2)",
             "sparse_decode(len=[0x0,0x0])",
             "sparse_decode(len=[0x0,1x0,1x1])",
@@ -179,5 +181,23 @@ fn the_workspace_may_be_larger_and_only_its_own_bytes_change() {
         device.memory().read(span.address + span.bytes, &mut behind).unwrap();
         assert!(behind.iter().all(|byte| *byte == 0x5a));
         work.check();
+    });
+}
+
+/// An engine prepares a plan whenever lengths change: tables that it had before are found again.
+#[test]
+fn preparing_equal_plans_again_takes_no_memory_and_loads_no_image() {
+    Driver::of("9.0").run(&test_name!(), || {
+        let device = device();
+        for line in [DECODE, INDEX, SELECT] {
+            let work = Work::new(&device, line);
+            let used = fake::used(0);
+            fake::take_log();
+            let again: Vec<_> = (0..5).map(|_| device.prepare(work.prepared.plan()).unwrap()).collect();
+            let calls = fake::take_calls();
+            let costly = ["cuMemAlloc_v2", "cuMemcpyHtoD_v2", "cuModuleLoadData", "cuCtxSynchronize"];
+            assert!(!calls.iter().any(|call| costly.contains(&call.as_str())), "{calls:?}");
+            assert_eq!((fake::used(0), again.len()), (used, 5));
+        }
     });
 }
