@@ -2,7 +2,8 @@
 
 use half::bf16;
 use msa_core::args::Role;
-use msa_core::cache::{CacheFormat, IndexCache};
+use msa_core::cache::{CacheFormat, IndexCache, VScaleOrder};
+use msa_core::error::Result;
 use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
 use msa_core::op::{Append, Norm, Op, Quantiser, Rope, Rounding};
@@ -26,6 +27,17 @@ pub(crate) struct Extras {
     pub(crate) rows: u64,
     magnitude: &'static str,
     slots: &'static str,
+}
+
+impl Extras {
+    /// The order of V's scales where the layout has its own.
+    pub(crate) fn scale_order(&self, own: VScaleOrder) -> VScaleOrder {
+        match own {
+            VScaleOrder::Linear if self.flips_scale_order => VScaleOrder::TokenQuad,
+            VScaleOrder::TokenQuad if self.flips_scale_order => VScaleOrder::Linear,
+            own => own,
+        }
+    }
 }
 
 const FORMATS: [CacheFormat; 4] =
@@ -222,6 +234,13 @@ impl Case {
             IndexCache::planar(&op.geometry, op.index, 1, 4096).map_or(0, |cache| cache.key.page_stride);
         self.extras.kv_bytes = stride * self.pages;
         self.pool = vec![0xa5; (self.extras.kv_bytes + index * self.extras.index_pages) as usize];
+    }
+
+    /// The index cache behind the KV cache of the pool at `address`.
+    pub(super) fn append_index_cache(&self, op: &Append, address: u64) -> Result<IndexCache> {
+        let address = address + self.extras.kv_bytes;
+        let cache = IndexCache::planar(&op.geometry, op.index, self.extras.index_pages, address)?;
+        Ok(IndexCache { null_page: self.extras.index_null_page, ..cache })
     }
 
     pub(super) fn append_hits(&self, op: &Append, hit: &mut impl FnMut(String)) {

@@ -7,7 +7,7 @@ use std::fmt;
 
 use msa_core::args::Role;
 use msa_core::cache::{
-    CacheFormat, IndexCache, KvCache, VScaleOrder, block_outer, head_slot, interleaved, planar, sglang_row,
+    CacheFormat, IndexCache, KvCache, block_outer, head_slot, interleaved, planar, sglang_row,
 };
 use msa_core::error::Result;
 use msa_core::geometry::{Geometry, Grouping};
@@ -93,7 +93,6 @@ impl Case {
             "select",
             "append",
             "append",
-            "sparse_decode",
             "sparse_decode",
             "sparse_decode",
             "sparse_decode",
@@ -443,8 +442,8 @@ impl Case {
                 .kv_cache(4096)
                 .map(|c| {
                     let linear = c.v_scale_order == msa_core::cache::VScaleOrder::Linear;
-                    let all = c.components(geometry);
-                    all.iter()
+                    c.components(geometry)
+                        .iter()
                         .filter(|c| c.name != "value_scale" || linear)
                         .map(|c| (c.view, c.row_bytes))
                         .collect()
@@ -468,19 +467,13 @@ impl Case {
             Layout::Interleaved => interleaved(g, f, n, address),
             Layout::BlockOuter => block_outer(g, f, CacheFormat::E4m3, n, address, 2, 0).map(|c| c.0),
         }?;
-        let v_scale_order = match cache.v_scale_order {
-            VScaleOrder::Linear if self.extras.flips_scale_order => VScaleOrder::TokenQuad,
-            VScaleOrder::TokenQuad if self.extras.flips_scale_order => VScaleOrder::Linear,
-            own => own,
-        };
+        let v_scale_order = self.extras.scale_order(cache.v_scale_order);
         Ok(KvCache { null_page: self.null_page, v_scale_order, ..cache })
     }
 
     pub(crate) fn index_cache(&self, address: u64) -> Result<IndexCache> {
         if let Op::Append(op) = &self.op {
-            let address = address + self.extras.kv_bytes;
-            let cache = IndexCache::planar(&op.geometry, op.index, self.extras.index_pages, address)?;
-            return Ok(IndexCache { null_page: self.extras.index_null_page, ..cache });
+            return self.append_index_cache(op, address);
         }
         let op = match &self.op {
             Op::IndexScore(op) => op,

@@ -74,13 +74,14 @@ fn rules(image: &Image, arch: &str, census: &str) -> Vec<String> {
     if has("QMUL4") != wants_qmul4 {
         broken.push(format!("QMUL4 {}", if wants_qmul4 { "is missing" } else { "must not be here" }));
     }
-    let product = match image.name.rsplit('.').next() {
-        Some("wgmma") => Some("QGMMA"),
-        Some("f16" | "bf16" | "mixed") => Some("HMMA"),
-        _ => None,
+    // Hopper has f16 and bf16 products of warps and of warpgroups.
+    let products: &[&str] = match image.name.rsplit('.').next() {
+        Some("wgmma") => &["QGMMA"],
+        Some("f16" | "bf16" | "mixed") => &["HMMA", "HGMMA"],
+        _ => &[],
     };
-    if let Some(kind) = product.filter(|kind| !has(kind)) {
-        broken.push(format!("{kind} is missing"));
+    if !products.is_empty() && !products.iter().any(|kind| has(kind)) {
+        broken.push(format!("{} is missing", products.join(" or ")));
     }
     broken
 }

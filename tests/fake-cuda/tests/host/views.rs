@@ -26,7 +26,7 @@ fn p06_every_layout_is_read_where_it_stands() {
             for kv in ["bf16", "fp8"] {
                 let line = format!("sparse_decode(len=[1x300,2x129],kv={kv},layout={layout})");
                 let work = Work::new(&device, &line);
-                assert_eq!(kernels_of(&work), ["sparse_decode"], "{line}");
+                assert_eq!(kernels_of(&work), ["sparse_decode_few"], "{line}");
                 work.status(0).unwrap();
                 work.check();
             }
@@ -48,7 +48,7 @@ fn e09_one_head_takes_any_head_stride_without_a_copy() {
             (cache.key.head_stride, cache.value.head_stride) = (stride, stride);
             work.placement.args.kv_cache = Some(cache);
             work.reset();
-            assert_eq!(kernels_of(&work), ["sparse_decode"]);
+            assert_eq!(kernels_of(&work), ["sparse_decode_few"]);
             work.status(0).unwrap();
             work.check();
         }
