@@ -35,8 +35,14 @@ pub fn draws(count: usize, seed: u64, wanted: impl Fn(OpKind) -> bool) -> Vec<Dr
         let cell = *cells.get(index % cells.len().max(1))?;
         let due = |share| dealt.is_due(cell, share);
         let long = due(Share::Long);
-        let draw =
-            Draw { cell, index, seed, long, many: long || due(Share::ManyBlocks), special: due(Share::Special) };
+        let draw = Draw {
+            cell,
+            index,
+            seed,
+            long,
+            many: long || due(Share::ManyBlocks),
+            special: due(Share::Special),
+        };
         dealt.add(&draw.case(0));
         Some(draw)
     };

@@ -27,8 +27,7 @@ pub fn shrink(case: &Case, tries: usize, mut fails: impl FnMut(&Case) -> bool) -
 /// Requests, rows, tokens, heads, channels, slots, and choices other than the defaults.
 pub fn size(case: &Case) -> u64 {
     let g = &case.geometry;
-    let lengths: u64 =
-        case.lengths.0.iter().map(|r| 1 + u64::from(r.query_len) + u64::from(r.kv_len)).sum();
+    let lengths: u64 = case.lengths.0.iter().map(|r| 1 + u64::from(r.query_len) + u64::from(r.kv_len)).sum();
     let heads = [g.query_heads, g.kv_heads, g.index_heads, g.head_dim, g.index_dim, g.block, g.page, g.top_k];
     let upto = case.upto.map_or(0, |b| u64::from(b.0.query_len) + u64::from(b.0.kv_len));
     let counts = u64::from(case.padded_rows) + u64::from(case.gap) + u64::from(case.seed != 1);

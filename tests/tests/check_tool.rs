@@ -133,7 +133,8 @@ fn unknown_names_are_errors_that_list_the_known_ones() {
 fn a_resolved_plan_prints_choices_with_their_numbers() {
     // Every row attends to block 0 and its own: 300 rows make 600 pairs, and each aligned quad of rows shares both blocks,
     // so that its 75 quads are live in 150.
-    let line = "sparse_prefill(kv=fp8,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=64,k=4,len=[300x900],lists=sink)";
+    let line =
+        "sparse_prefill(kv=fp8,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=64,k=4,len=[300x900],lists=sink)";
     let union = text(&check(&["plan", "--resolve", "-c", line]));
     assert!(union.contains("rows 0..300: union (pairs 600 / live quads 150 = 4.00)"), "{union}");
     assert!(union.contains("auto: union from 1.60 pairs a live quad on"), "{union}");
@@ -141,7 +142,8 @@ fn a_resolved_plan_prints_choices_with_their_numbers() {
     let forced = text(&check(&["plan", "--resolve", "-c", &forced]));
     assert!(forced.contains("rows 0..300: kv_outer (pairs 600 / live quads 150 = 4.00)"), "{forced}");
     // The lists of a step are those that it selects.
-    let step = "step(kv=fp8,ik=fp8,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=64,k=1,len=[64x900],prefill=true)";
+    let step =
+        "step(kv=fp8,ik=fp8,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=64,k=1,len=[64x900],prefill=true)";
     let step = text(&check(&["plan", "--resolve", "-c", step]));
     assert!(step.contains("list 1 request 0 rows 0..64: union (pairs 64 / live quads 16 = 4.00)"), "{step}");
     assert!(text(&check(&["plan", "--resolve", "-c", LINE])).contains("merge has no schedule record"));
@@ -155,9 +157,20 @@ fn perf_measures_the_memory_first_and_times_only_what_is_right() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[1].starts_with("memory ") && lines[1].contains("host copy"), "{text}");
     assert!(text.contains(" us (") && text.contains("% of it)") && text.contains("host clock"), "{text}");
-    assert_eq!((output.status.code(), last_line(&output).as_str()), (Some(0), "2 passed, 0 failed, 0 skipped"));
+    assert_eq!(
+        (output.status.code(), last_line(&output).as_str()),
+        (Some(0), "2 passed, 0 failed, 0 skipped")
+    );
     let plugin = test_plugin();
-    let fault = ["perf", "-b", "plugin:ref", "--plugin", plugin.to_str().unwrap(), "--option", "fault = lse_base_two"];
+    let fault = [
+        "perf",
+        "-b",
+        "plugin:ref",
+        "--plugin",
+        plugin.to_str().unwrap(),
+        "--option",
+        "fault = lse_base_two",
+    ];
     let output = check(&[&fault[..], &["-c", decode]].concat());
     let text = self::text(&output);
     assert!(text.contains("FAILED, not timed: ") && text.contains("ulp of f32"), "{text}");

@@ -8,9 +8,9 @@ use std::ptr;
 
 use msa_core::abi::export::entry;
 use msa_core::abi::table::{
-    ABI_MAJOR, ABI_MINOR, MsaBuffer, MsaDevice, MsaDeviceInfo, MsaDiag, MsaHostInfo, MsaIndexCache, MsaKvCache,
-    MsaOp, MsaPlan, MsaPlanRequest, MsaPluginApi, MsaPrepared, MsaRequestBound, MsaRun, MsaSpan, MsaSupport,
-    MsaTensor, MsaText, MsaVariant, MsaView,
+    ABI_MAJOR, ABI_MINOR, MsaBuffer, MsaDevice, MsaDeviceInfo, MsaDiag, MsaHostInfo, MsaIndexCache,
+    MsaKvCache, MsaOp, MsaPlan, MsaPlanRequest, MsaPluginApi, MsaPrepared, MsaRequestBound, MsaRun, MsaSpan,
+    MsaSupport, MsaTensor, MsaText, MsaVariant, MsaView,
 };
 use msa_tests::Case;
 use proptest::prelude::*;
@@ -149,7 +149,11 @@ impl Session {
     }
 
     /// Calls a function with a diagnosis whose size and room may be anything that is there.
-    fn call(&self, hostile: &Hostile, function: impl FnOnce(*mut MsaDiag) -> u32) -> Result<(), TestCaseError> {
+    fn call(
+        &self,
+        hostile: &Hostile,
+        function: impl FnOnce(*mut MsaDiag) -> u32,
+    ) -> Result<(), TestCaseError> {
         let mut bytes = [0xa5_u8; 96];
         let capacity = hostile.word(13) % 65;
         let mut diag = Roomy::new(MsaDiag {
@@ -188,7 +192,8 @@ impl Session {
         let empty = MsaBuffer { text: ptr::null_mut(), capacity: h.word(2), length: h.word(3) };
         // SAFETY: all-zero bytes are a device without names.
         let mut out: Box<Roomy<MsaDeviceInfo>> = Roomy::new(unsafe { std::mem::zeroed() });
-        (out.value.struct_size, out.value.name, out.value.driver) = (h.size::<MsaDeviceInfo>(0), buffer, empty);
+        (out.value.struct_size, out.value.name, out.value.driver) =
+            (h.size::<MsaDeviceInfo>(0), buffer, empty);
         let function = self.table.device_info.unwrap();
         // SAFETY: what is not null is there.
         self.call(h, |diag| unsafe {
@@ -397,7 +402,8 @@ impl Session {
         let mut bytes = vec![0; 64 << 10];
         let mut out = MsaPlan { text: MsaBuffer::of(&mut bytes), ..plan_header() };
         // SAFETY: the arguments are as the header says.
-        let status = unsafe { self.table.plan.unwrap()(self.device, &request, &raw mut out, ptr::null_mut()) };
+        let status =
+            unsafe { self.table.plan.unwrap()(self.device, &request, &raw mut out, ptr::null_mut()) };
         assert_eq!(status, 0);
         bytes.truncate(out.text.length as usize);
         bytes
@@ -423,7 +429,11 @@ fn plan_struct(text: &'static str, plan: &msa_core::plan::Plan) -> MsaPlan {
         batch_invariant: plan.batch_invariant.into(),
         workspace_bytes: plan.workspace_bytes,
         hash: u64::from_str_radix(&plan.hash, 16).unwrap(),
-        text: MsaBuffer { text: text.as_ptr().cast_mut(), capacity: text.len() as u64, length: text.len() as u64 },
+        text: MsaBuffer {
+            text: text.as_ptr().cast_mut(),
+            capacity: text.len() as u64,
+            length: text.len() as u64,
+        },
         ..plan_header()
     }
 }

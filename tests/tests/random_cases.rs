@@ -97,13 +97,21 @@ fn config() -> ProptestConfig {
 fn decode_cases() -> impl Strategy<Value = Case> {
     let lists = perhaps(&["lists=holes"]);
     let out = perhaps(&["out=f32", "out=f16"]);
-    let parts = (geometry(), lengths(8), cache("kv"), inputs(), perhaps(&["splits=1", "splits=2", "splits=5"]), lists, out)
+    let parts = (
+        geometry(),
+        lengths(8),
+        cache("kv"),
+        inputs(),
+        perhaps(&["splits=1", "splits=2", "splits=5"]),
+        lists,
+        out,
+    )
         .prop_flat_map(|(g, l, c, i, splits, lists, out)| {
             // Splits that are asked for are not those of a request alone.
-            let invariant = if splits.is_empty() { perhaps(&[]).boxed() } else { perhaps(&["invariant=true"]).boxed() };
-            invariant.prop_map(move |v| {
-                [&g, &l, &c, &i, &splits, &lists, &out, &v].map(Clone::clone).to_vec()
-            })
+            let invariant =
+                if splits.is_empty() { perhaps(&[]).boxed() } else { perhaps(&["invariant=true"]).boxed() };
+            invariant
+                .prop_map(move |v| [&g, &l, &c, &i, &splits, &lists, &out, &v].map(Clone::clone).to_vec())
         });
     cases("sparse_decode", parts)
 }

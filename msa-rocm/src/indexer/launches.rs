@@ -9,7 +9,7 @@ use msa_core::tensor::{DType, Tensor};
 
 use super::plan::{IndexerPlan, QuerySource, Transport, require};
 use super::shared::UNIT;
-use crate::launch::{KernelLaunch, THREADS, Tables, TableAddresses, optional_view, require_vectors, view};
+use crate::launch::{KernelLaunch, THREADS, TableAddresses, Tables, optional_view, require_vectors, view};
 use crate::parameters::{self, Batch, Parameters};
 
 /// Device addresses of the tables that [`peer_tables`] fills.

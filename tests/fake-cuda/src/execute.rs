@@ -54,14 +54,14 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
             reach.bytes_mut("status", a.status, 4 * u64::from(a.words))?.fill(0);
             Ok(())
         }
-        "append_once" | "append_per_step" => append::run(launch, &mut reach),
-        "clear_winners" | "find_winners" => Ok(()),
-        "merge" => merge::run(launch, &mut reach),
-        "select_merge" => merge::select(launch, &mut reach),
+        "merge" => merge::states(launch, &mut reach),
+        "select_merge" => merge::candidates(launch, &mut reach),
         symbol if symbol.starts_with("index_score_") => index::run(launch, &mut reach),
         symbol if symbol.starts_with("select_") => select::run(launch, &mut reach),
         symbol if symbol.starts_with("sparse_decode") => decode::run(launch, &mut reach),
         "combine_parts" => decode::combine(launch, &mut reach),
+        "append_once" | "append_per_step" => append::run(launch, &mut reach),
+        "clear_winners" | "find_winners" => append::find_winners(launch, &mut reach),
         other => {
             Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs")))
         }

@@ -29,10 +29,7 @@ pub(super) fn print(head: &str, node: &mut dyn Node, default: &mut dyn Node) -> 
 }
 
 /// Names and values of the leaves of `node` that differ from `default`.
-fn different(
-    node: &mut dyn Node,
-    default: &mut dyn Node,
-) -> impl Iterator<Item = (String, String)> + use<> {
+fn different(node: &mut dyn Node, default: &mut dyn Node) -> impl Iterator<Item = (String, String)> + use<> {
     let fields = leaves(node).into_iter().zip(leaves(default));
     fields.filter(|(own, default)| own != default).map(|(own, _)| own)
 }

@@ -93,7 +93,9 @@ mod tests {
     fn bytes_are_those_of_m3() {
         // DESIGN's bytes a token and layer: NVFP4 576 + 72, fp8 1024 + 128.
         let one = |line: &str| cost(line).bytes;
-        let cache = |op: &str, types: &str| one(&format!("{op}({types},len=[1x2048])")) - one(&format!("{op}({types},len=[1x0])"));
+        let cache = |op: &str, types: &str| {
+            one(&format!("{op}({types},len=[1x2048])")) - one(&format!("{op}({types},len=[1x0])"))
+        };
         let lists = 4 * (2048 / 128);
         assert_eq!(cache("sparse_decode", "kv=nvfp4"), 2048 * 576 + lists);
         assert_eq!(cache("index_score", "ik=fp8") - lists, 2048 * 128 + 4 * 4 * 16);

@@ -85,8 +85,14 @@ impl Driver {
         let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else { return Ok(None) };
         let Some(functions) = Functions::load(&library) else { return Ok(None) };
         let (mut handle, mut context) = (0, null_mut());
-        let mut driver =
-            Self { functions, device: 0, stream: null_mut(), begin: null_mut(), end: null_mut(), _library: library };
+        let mut driver = Self {
+            functions,
+            device: 0,
+            stream: null_mut(),
+            begin: null_mut(),
+            end: null_mut(),
+            _library: library,
+        };
         let f = &driver.functions;
         // SAFETY: the pointers are valid for one value each.
         unsafe {

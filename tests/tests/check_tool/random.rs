@@ -20,7 +20,10 @@ fn sum(table: &Value, field: &str) -> u64 {
 #[test]
 fn every_cell_is_executed_to_its_floor_with_its_shares() {
     let output = check(&["-o", "select*", "--random", "60", "--seed", "3", "--json"]);
-    assert_eq!((output.status.code(), last_line(&output).as_str()), (Some(0), "60 passed, 0 failed, 0 skipped"));
+    assert_eq!(
+        (output.status.code(), last_line(&output).as_str()),
+        (Some(0), "60 passed, 0 failed, 0 skipped")
+    );
     let table = hits(&output);
     assert_eq!((sum(&table, "cases"), sum(&table, "refused")), (60, 0));
     assert_eq!(table["below"].as_array().unwrap().len(), 0);
@@ -48,7 +51,10 @@ fn a_place_is_drawn_again_until_the_device_takes_a_case() {
     let table = hits(&output);
     assert_eq!((sum(&table, "cases"), sum(&table, "refused")), (0, 24), "{table}");
     assert!(table["hits"][0]["reason"].as_str().unwrap().contains("matches *.none"), "{table}");
-    assert_eq!((output.status.code(), last_line(&output).as_str()), (Some(2), "0 passed, 0 failed, 24 skipped"));
+    assert_eq!(
+        (output.status.code(), last_line(&output).as_str()),
+        (Some(2), "0 passed, 0 failed, 24 skipped")
+    );
 }
 
 #[test]

@@ -42,7 +42,10 @@ fn another_byte_is_a_mismatch_and_ends_in_the_usual_failure() {
     let rest = expected(&path, &["-c", DECODE]);
     let output = with_plugin(&["fault = lse_base_two"], &rest);
     let text = text(&output);
-    assert_eq!((output.status.code(), last_line(&output).as_str()), (Some(1), "0 passed, 1 failed, 0 skipped"));
+    assert_eq!(
+        (output.status.code(), last_line(&output).as_str()),
+        (Some(1), "0 passed, 1 failed, 0 skipped")
+    );
     assert!(text.contains("spec: lse[") && text.contains("ulp of f32"), "{text}");
     assert!(text.contains("sim: lse"), "the reference's own bits too: {text}");
     assert_eq!(last_line(&with_plugin(&[], &rest)), "1 passed, 0 failed, 0 skipped");
@@ -57,16 +60,18 @@ fn a_record_that_is_not_of_this_version_fails_by_its_own_check() {
     std::fs::write(&path, recorded.replace(line, &format!("0000000000000000{}", &line[16..]))).unwrap();
     let output = check(&[&["-c", LINE][..], &expected(&path, &[])].concat());
     let text = text(&output);
-    assert!(text.contains("record: hash of the outputs: got") && text.contains("recorded 0000000000000000"), "{text}");
+    assert!(
+        text.contains("record: hash of the outputs: got") && text.contains("recorded 0000000000000000"),
+        "{text}"
+    );
     assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]
 fn hardware_that_is_not_here_is_recorded_by_its_plans_and_its_arithmetic() {
-    for (arch, variant) in [
-        ("sm_90", "sparse_decode.q8k4.sm90a.f16"),
-        ("gfx950", "sparse_decode.q8kv4.gfx950.lut"),
-    ] {
+    for (arch, variant) in
+        [("sm_90", "sparse_decode.q8k4.sm90a.f16"), ("gfx950", "sparse_decode.q8kv4.gfx950.lut")]
+    {
         let folder = tempfile::tempdir().unwrap();
         let path = record(&folder, &["--arch", arch], &[DECODE, "select(hi=2,hkv=2,len=[5x9000],in=ties)"]);
         let recorded = std::fs::read_to_string(&path).unwrap();
@@ -86,7 +91,9 @@ fn hardware_that_is_not_here_is_recorded_by_its_plans_and_its_arithmetic() {
 fn another_plan_is_named_and_compared_with_the_reference() {
     let folder = tempfile::tempdir().unwrap();
     let path = record(&folder, &["--arch", "sm90a"], &[DECODE]);
-    let run = |units| check(&[&["-b", "as:sm90a", "--units", units, "-c", DECODE][..], &expected(&path, &[])].concat());
+    let run = |units| {
+        check(&[&["-b", "as:sm90a", "--units", units, "-c", DECODE][..], &expected(&path, &[])].concat())
+    };
     let few = text(&run("1"));
     assert!(few.contains("not as recorded 1 x plan ") && few.contains(" of 1 units, recorded "), "{few}");
     assert!(few.contains(" of 132 units") && few.ends_with("1 passed, 0 failed, 0 skipped\n"), "{few}");

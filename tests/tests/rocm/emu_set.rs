@@ -19,7 +19,8 @@ const CASES_OF_OTHERS: usize = 3;
 
 /// Shipped kernels of an architecture, by symbol, from the code objects themselves.
 fn shipped(arch: &str) -> BTreeSet<String> {
-    let folder = rocm_emu::folders().into_iter().find(|folder| folder.join("manifest.toml").exists()).unwrap();
+    let folder =
+        rocm_emu::folders().into_iter().find(|folder| folder.join("manifest.toml").exists()).unwrap();
     let mut symbols = BTreeSet::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -38,7 +39,9 @@ fn shipped(arch: &str) -> BTreeSet<String> {
 
 /// Variants that take a case: the first choice, and others that have had few cases.
 fn variants(device: &dyn Device, case: &Case, had: &BTreeMap<String, usize>) -> Vec<Option<String>> {
-    let Ok(Support::Yes { variants }) = case.descriptor().map(|op| device.support(&op)) else { return Vec::new() };
+    let Ok(Support::Yes { variants }) = case.descriptor().map(|op| device.support(&op)) else {
+        return Vec::new();
+    };
     let few = |name: &&String| had.get(*name).copied().unwrap_or(0) < CASES_OF_OTHERS;
     let others = variants.iter().skip(1).filter(few).cloned().map(Some);
     if case.options.variant.is_some() { vec![None] } else { std::iter::once(None).chain(others).collect() }

@@ -38,7 +38,8 @@ fn b08_padding_rows_write_nothing() {
                 pair.trial.bytes(role).unwrap()[3 * row..].fill(0xff);
             }
             let own = pair.trial.bytes(Role::Slots).unwrap().clone();
-            let mut some: Vec<i64> = own.chunks(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
+            let mut some: Vec<i64> =
+                own.chunks(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
             some[3..].fill(-1);
             slots(&mut pair.trial, &some);
             let before = pair.trial.inputs.caches[0].bytes.clone();
@@ -74,7 +75,8 @@ fn e10_every_page_is_looked_up() {
         let mut pair = Pair::new(arch, "append(hq=4,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,len=[38*8x100])");
         pair.open_caches();
         let table = [9, 2, 30];
-        let slot = |token: i64| if token < 300 { table[token as usize / 128] * 128 + token % 128 } else { -1 };
+        let slot =
+            |token: i64| if token < 300 { table[token as usize / 128] * 128 + token % 128 } else { -1 };
         slots(&mut pair.trial, &(0..304).map(slot).collect::<Vec<_>>());
         let after = &pair.caches()[0];
         let before = &pair.trial.inputs.caches[0].bytes;
@@ -95,15 +97,20 @@ fn i06_the_quantiser_is_the_reference_s_over_all_sizes() {
     }
     let sizes = [0.0, 9.2e-41, 9.3e-10, 1e-8, 6.0, 448.0 * 6.0, 3e38];
     for (number, arch) in (0..8).zip(ARCHITECTURES.into_iter().cycle()) {
-        let line = format!("append(hq=4,hkv=4,hi=4,kv=nvfp4,ik=nvfp4,{RAW},scales={},len=[8x20],seed={number})", number % 4 == 0);
+        let line = format!(
+            "append(hq=4,hkv=4,hi=4,kv=nvfp4,ik=nvfp4,{RAW},scales={},len=[8x20],seed={number})",
+            number % 4 == 0
+        );
         let mut pair = Pair::new(arch, &line);
         for role in [Role::KeySource, Role::ValueSource, Role::IndexKeySource] {
             let mut state = number as u32 * 77 + 1;
-            let values: Vec<f32> = (0..8 * 4 * 128).map(|i| {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                let unit = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
-                unit * if i / 16 % 2 == 0 { sizes[i / 16 % 7] } else { 1.0 }
-            }).collect();
+            let values: Vec<f32> = (0..8 * 4 * 128)
+                .map(|i| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    let unit = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+                    unit * if i / 16 % 2 == 0 { sizes[i / 16 % 7] } else { 1.0 }
+                })
+                .collect();
             pair.trial.set_values(role, |i| values[i]).unwrap();
         }
         pair.caches();
@@ -174,7 +181,10 @@ fn k01_scales_stand_in_the_order_of_the_layout() {
     }
     for layout in ["planar", "sglang_row"] {
         for arch in ARCHITECTURES {
-            let mut pair = Pair::new(arch, &format!("append(hq=1,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,{RAW},layout={layout},len=[1x20])"));
+            let mut pair = Pair::new(
+                arch,
+                &format!("append(hq=1,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,{RAW},layout={layout},len=[1x20])"),
+            );
             for role in [Role::KeySource, Role::ValueSource] {
                 let value = |i: usize| (i % 128 / 16 + 1) as f32 * if i % 2 == 0 { 1.0 } else { -1.0 };
                 pair.trial.set_values(role, value).unwrap();
@@ -184,10 +194,16 @@ fn k01_scales_stand_in_the_order_of_the_layout() {
             for side in [Side::Key, Side::Value] {
                 let (scales, _) = stored(&pair.trial, &bytes[0], side, slot);
                 let scales: Vec<f32> = scales.iter().map(|bits| E4m3::from_bits(*bits).to_f32()).collect();
-                assert!(scales.windows(2).all(|pair| pair[0] < pair[1]), "{arch} {layout} {side:?}: {scales:?}");
+                assert!(
+                    scales.windows(2).all(|pair| pair[0] < pair[1]),
+                    "{arch} {layout} {side:?}: {scales:?}"
+                );
                 for (group, scale) in scales.iter().enumerate() {
                     let want = (group + 1) as f32;
-                    assert!((scale * 6.0 - want).abs() <= 0.04 * want, "{layout} {side:?} group {group}: {scale}");
+                    assert!(
+                        (scale * 6.0 - want).abs() <= 0.04 * want,
+                        "{layout} {side:?} group {group}: {scale}"
+                    );
                 }
             }
         }
@@ -200,7 +216,10 @@ fn k03_an_empty_group_beside_a_tiny_one_has_no_nan_scale() {
         return;
     }
     for arch in ARCHITECTURES {
-        let mut pair = Pair::new(arch, &format!("append(hq=1,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,{RAW},scales=true,len=[1x20])"));
+        let mut pair = Pair::new(
+            arch,
+            &format!("append(hq=1,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,{RAW},scales=true,len=[1x20])"),
+        );
         for role in [Role::KeySource, Role::ValueSource, Role::IndexKeySource] {
             pair.trial.set_values(role, |i| if i / 16 % 2 == 0 { 0.0 } else { 1e-3 }).unwrap();
         }
@@ -227,21 +246,25 @@ fn k05_quantised_values_quantise_to_themselves() {
     }
     // All 126 scales from the smallest to 448, eight a token; each group has every magnitude, so that 6 is its amax.
     for arch in ARCHITECTURES {
-        let mut pair = Pair::new(arch, &format!("append(hq=1,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,{RAW},len=[2*8x20])"));
+        let mut pair =
+            Pair::new(arch, &format!("append(hq=1,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,{RAW},len=[2*8x20])"));
         let scale_of = |i: usize| (i / 16 + 1).min(0x7e) as u8;
         for role in [Role::KeySource, Role::ValueSource] {
-            let value = |i: usize| E2m1::from_bits((i % 16) as u8).to_f32() * E4m3::from_bits(scale_of(i)).to_f32();
+            let value =
+                |i: usize| E2m1::from_bits((i % 16) as u8).to_f32() * E4m3::from_bits(scale_of(i)).to_f32();
             pair.trial.set_values(role, value).unwrap();
         }
         let bytes = pair.caches();
         for row in 0..16 {
-            let slot = i64::from_le_bytes(pair.trial.row(Role::Slots, row).unwrap().try_into().unwrap()) as u64;
+            let slot =
+                i64::from_le_bytes(pair.trial.row(Role::Slots, row).unwrap().try_into().unwrap()) as u64;
             let (scales, codes) = stored(&pair.trial, &bytes[0], Side::Key, slot);
             let want: Vec<u8> = (0..8).map(|group| scale_of(row * 128 + group * 16)).collect();
             assert_eq!(scales, want, "{arch} row {row}");
             for (byte, code) in codes.iter().enumerate() {
                 let [even, odd] = E2m1::unpack(*code).map(E2m1::to_f32);
-                let want = [2 * byte % 16, 2 * byte % 16 + 1].map(|code| E2m1::from_bits(code as u8).to_f32());
+                let want =
+                    [2 * byte % 16, 2 * byte % 16 + 1].map(|code| E2m1::from_bits(code as u8).to_f32());
                 assert_eq!([even, odd], want, "{arch} row {row} byte {byte}");
             }
         }

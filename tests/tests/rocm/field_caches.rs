@@ -138,7 +138,13 @@ fn e02_pages_in_any_order_shared_and_twice() {
         // Physical page 0 in the middle of a table.
         let zero = table[1];
         for page in &mut table {
-            *page = if *page == 0 { zero } else if *page == zero { 0 } else { *page };
+            *page = if *page == 0 {
+                zero
+            } else if *page == zero {
+                0
+            } else {
+                *page
+            };
         }
         pair.trial.set_i32s(Role::BlockTable, &table).unwrap();
         pair.run();
@@ -181,9 +187,8 @@ fn b06_recycled_pages_read_as_fresh_ones() {
         return;
     }
     for formats in ["q=Q8,iq=Q8,kv=nvfp4,ik=nvfp4", "q=Q8,iq=Q8,kv=KV8,ik=KV8"] {
-        let line = |poison: &str| {
-            format!("step(hq=4,hkv=1,hi=1,{formats},appends=true,len=[8x70],poison={poison})")
-        };
+        let line =
+            |poison: &str| format!("step(hq=4,hkv=1,hi=1,{formats},appends=true,len=[8x70],poison={poison})");
         let want = plain(&line("00"));
         for poison in ["7f", "ff", "80"] {
             assert_eq!(plain(&line(poison)), want, "{formats} {poison}");
@@ -197,7 +202,8 @@ fn e03_a_call_does_not_depend_on_the_calls_before() {
         return;
     }
     for arch in ARCHITECTURES {
-        let line = |gap: u32| format!("sparse_decode(hq=8,hkv=2,hi=2,q=Q8,kv=KV8,len=[3x300,2x65],gap={gap})");
+        let line =
+            |gap: u32| format!("sparse_decode(hq=8,hkv=2,hi=2,q=Q8,kv=KV8,len=[3x300,2x65],gap={gap})");
         let dense = Pair::new(arch, &line(0));
         let padded = Pair::on(&dense.device, &line(64));
         let want = dense.run();
@@ -250,7 +256,11 @@ fn e11_what_cannot_be_loaded_is_refused_by_name() {
         let args = run.placement.args.clone();
         let cache = args.kv_cache.unwrap();
         let moved = |bytes: u64, step: u64| KvCache {
-            key: View { address: cache.key.address + bytes, page_stride: cache.key.page_stride + step, ..cache.key },
+            key: View {
+                address: cache.key.address + bytes,
+                page_stride: cache.key.page_stride + step,
+                ..cache.key
+            },
             ..cache
         };
         for (bytes, step) in [(1, 0), (2, 0), (4, 0), (8, 0), (0, 4)] {

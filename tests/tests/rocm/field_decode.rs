@@ -90,10 +90,13 @@ fn b05_what_stands_behind_the_only_token_is_not_multiplied_by_zero() {
         return;
     }
     let value = |i: usize| (i % 13) as f32 - 6.0;
-    for (format, poison) in [("q=Q8,kv=KV8", "ff"), ("q=Q8,kv=KV8", "7f"), ("q=Q8,kv=nvfp4", "ff"), ("q=bf16,kv=bf16", "ff")] {
+    for (format, poison) in
+        [("q=Q8,kv=KV8", "ff"), ("q=Q8,kv=KV8", "7f"), ("q=Q8,kv=nvfp4", "ff"), ("q=bf16,kv=bf16", "ff")]
+    {
         let line = format!("sparse_decode({SMALL},{format},out=f32,len=[1x1],poison={poison})");
         let all = on_both(&line, |trial| {
-            let row: Vec<f32> = (0..128).map(|i| if format.ends_with('4') { value(i) / 6.0 } else { value(i) }).collect();
+            let row: Vec<f32> =
+                (0..128).map(|i| if format.ends_with('4') { value(i) / 6.0 } else { value(i) }).collect();
             trial.set_token(Side::Value, 0, 0, 0, &row).unwrap();
         });
         for outputs in all {
@@ -109,7 +112,10 @@ fn b05_what_stands_behind_the_only_token_is_not_multiplied_by_zero() {
             let mut row = [0.0; 128];
             row[5] = 2.5;
             for memory in &mut trial.inputs.caches {
-                memory.bytes.chunks_exact_mut(2).for_each(|place| place.copy_from_slice(&infinity.to_le_bytes()));
+                memory
+                    .bytes
+                    .chunks_exact_mut(2)
+                    .for_each(|place| place.copy_from_slice(&infinity.to_le_bytes()));
             }
             trial.set_token(Side::Key, 0, 0, 0, &[0.25; 128]).unwrap();
             trial.set_token(Side::Value, 0, 0, 0, &row).unwrap();
@@ -158,7 +164,10 @@ fn b10_very_negative_logits_are_logits() {
         for outputs in all {
             assert!(outputs.values(Role::Output, 0).iter().all(|value| (value - 0.5).abs() < 1e-6));
             let (lse, want) = (outputs.values(Role::Lse, 0)[0], score + 200_f64.ln());
-            assert!((lse - want).abs() <= 2.0 * f64::from(f32::EPSILON) * want.abs() + 1e-2 * want.abs(), "{lse} {want}");
+            assert!(
+                (lse - want).abs() <= 2.0 * f64::from(f32::EPSILON) * want.abs() + 1e-2 * want.abs(),
+                "{lse} {want}"
+            );
             assert!(lse.is_finite());
         }
     }
@@ -168,10 +177,12 @@ fn merged(states: usize, lse: impl Fn(usize) -> f32) -> Vec<Vec<u8>> {
     let line = format!("merge(hq=4,hkv=1,hi=1,out=f32,len=[1x5],states={states})");
     let all = on_both(&line, |trial| {
         trial.set_values(Role::PartialLse, |i| lse(i / 4)).unwrap();
-        trial.set_values(Role::PartialOutputs, |i| {
-            let state = i / 512;
-            if lse(state).is_finite() { (i % 512 % 37) as f32 - lse(state) } else { f32::NAN }
-        }).unwrap();
+        trial
+            .set_values(Role::PartialOutputs, |i| {
+                let state = i / 512;
+                if lse(state).is_finite() { (i % 512 % 37) as f32 - lse(state) } else { f32::NAN }
+            })
+            .unwrap();
     });
     all.iter().map(|outputs| outputs.whole_row(0)).collect()
 }
@@ -287,8 +298,12 @@ fn i03_partial_states_are_f32_and_rounded_once() {
         let (wide, narrow) = (Pair::new(arch, &line("f32")), Pair::new(arch, &line("bf16")));
         let partials = narrow.trial.plan.region("partial_outputs").unwrap().bytes;
         assert!(partials >= 16 * 4 * 128 * 4, "{partials}");
-        let rounded: Vec<u8> = wide.run().values(Role::Output, 0).iter()
-            .flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect();
+        let rounded: Vec<u8> = wide
+            .run()
+            .values(Role::Output, 0)
+            .iter()
+            .flat_map(|value| half::bf16::from_f64(*value).to_le_bytes())
+            .collect();
         assert_eq!(narrow.run().row(Role::Output, 0), rounded);
     }
 }
@@ -301,12 +316,17 @@ fn j01_tensor_scales_reach_every_path() {
     // Powers of two divide without rounding: stored K/0.25 and V/0.5 with these scales mean what K and V mean.
     for lengths in ["1x300", "4x300", "1x1500,4x200"] {
         for splits in ["", ",splits=3"] {
-            let line = |scales: bool| format!("sparse_decode({SMALL},q=Q8,kv=KV8,out=f32,in=exact,scales={scales},len=[{lengths}]{splits})");
+            let line = |scales: bool| {
+                format!(
+                    "sparse_decode({SMALL},q=Q8,kv=KV8,out=f32,in=exact,scales={scales},len=[{lengths}]{splits})"
+                )
+            };
             let change = |trial: &mut Trial, factors: [f32; 2]| {
                 for (request, bound) in trial.case.lengths.0.clone().iter().enumerate() {
                     for token in 0..u64::from(bound.kv_len) {
                         for (side, factor) in [(Side::Key, factors[0]), (Side::Value, factors[1])] {
-                            let row: Vec<f32> = (0..128).map(|i| ((i as u64 + token) % 5) as f32 * 0.25 * factor).collect();
+                            let row: Vec<f32> =
+                                (0..128).map(|i| ((i as u64 + token) % 5) as f32 * 0.25 * factor).collect();
                             trial.set_token(side, request as u32, 0, token, &row).unwrap();
                         }
                     }
@@ -314,7 +334,9 @@ fn j01_tensor_scales_reach_every_path() {
             };
             let scaled = on_both(&line(true), |trial| {
                 change(trial, [4.0, 2.0]);
-                for (role, value) in [(Role::QueryScale, 1.0), (Role::KeyScale, 0.25), (Role::ValueScale, 0.5)] {
+                for (role, value) in
+                    [(Role::QueryScale, 1.0), (Role::KeyScale, 0.25), (Role::ValueScale, 0.5)]
+                {
                     trial.set_values(role, |_| value).unwrap();
                 }
             });
@@ -378,7 +400,8 @@ fn k04_every_block_scale_with_every_code() {
                 let cache = memory.kv.unwrap();
                 let place = msa_tests::rows::CacheSide::of_kv(&cache, Side::Value, 128).row(page, 0, offset);
                 for byte in 0..64 {
-                    memory.bytes[place.data as usize + byte] = (2 * byte % 16) as u8 | ((2 * byte + 1) % 16) as u8 * 16;
+                    memory.bytes[place.data as usize + byte] =
+                        (2 * byte % 16) as u8 | ((2 * byte + 1) % 16) as u8 * 16;
                 }
                 for (group, address) in place.scales.iter().enumerate() {
                     memory.bytes[*address as usize] = (8 * request as usize + group).min(0x7e) as u8;

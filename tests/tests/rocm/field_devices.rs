@@ -104,7 +104,8 @@ fn l03_plan_run_and_drop_on_three_threads() {
         msa_tests::steps::Run::start(&own, &trial.case, &trial.plan, &trial.inputs).unwrap()
     });
     let run = run.join().unwrap();
-    let (run, status) = std::thread::spawn(move || (run.again(0x11).unwrap(), run)).join().map(|(s, r)| (r, s)).unwrap();
+    let (run, status) =
+        std::thread::spawn(move || (run.again(0x11).unwrap(), run)).join().map(|(s, r)| (r, s)).unwrap();
     assert_eq!(pair.trial.outputs(&run, status).unwrap(), want);
     std::thread::spawn(move || drop(run)).join().unwrap();
 }
@@ -195,7 +196,9 @@ fn l05_a_workspace_may_hold_anything_between_calls() {
                 // A call that fails midway leaves nothing that the next one trips over.
                 device.simulated().fail("hipModuleLaunchKernel", 1);
                 // SAFETY: everything was placed on this device and stays.
-                assert!(unsafe { prepared[which].enqueue(Stream(0), &placed[which].args, workspace) }.is_err());
+                assert!(
+                    unsafe { prepared[which].enqueue(Stream(0), &placed[which].args, workspace) }.is_err()
+                );
                 device.simulated().fail("hipModuleLaunchKernel", 0);
             }
             // SAFETY: as above.

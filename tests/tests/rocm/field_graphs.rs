@@ -45,7 +45,9 @@ impl Captured {
         ok(unsafe { table.hipStreamEndCapture.unwrap()(stream, &mut graph) });
         let none = std::ptr::null_mut();
         // SAFETY: the pointers are valid for the call.
-        ok(unsafe { table.hipGraphInstantiate.unwrap()(&mut executable, graph, none, std::ptr::null_mut(), 0) });
+        ok(unsafe {
+            table.hipGraphInstantiate.unwrap()(&mut executable, graph, none, std::ptr::null_mut(), 0)
+        });
         Self { device, placement, prepared, workspace, stream, executable }
     }
 
@@ -76,7 +78,8 @@ fn h02_fewer_requests_than_were_captured() {
         return;
     }
     for arch in ARCHITECTURES {
-        let line = |n: u32| format!("sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,k=2,len=[{n}*1x130],upto=1x300)");
+        let line =
+            |n: u32| format!("sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,k=2,len=[{n}*1x130],upto=1x300)");
         let pair = Pair::new(arch, &line(64));
         let want = pair.run();
         let captured = Captured::new(&pair);
@@ -119,13 +122,15 @@ fn h03_a_capture_holds_what_an_eager_run_launches() {
             };
             let in_graph = kernels(true);
             // SAFETY: everything was placed on this device and stays.
-            unsafe { captured.prepared.enqueue(Stream(0), &captured.placement.args, captured.workspace) }.unwrap();
+            unsafe { captured.prepared.enqueue(Stream(0), &captured.placement.args, captured.workspace) }
+                .unwrap();
             assert_eq!(kernels(false), in_graph, "{arch} {line}");
             assert!(!in_graph.is_empty());
             // Without the device's lengths there is no run to capture.
             let args: Args = captured.placement.args.without(Role::KvLengths);
             // SAFETY: the call is refused before anything is read.
-            let error = unsafe { captured.prepared.enqueue(Stream(0), &args, captured.workspace) }.unwrap_err();
+            let error =
+                unsafe { captured.prepared.enqueue(Stream(0), &args, captured.workspace) }.unwrap_err();
             assert!(error.to_string().contains("kv_lengths"), "{error}");
         }
     }
@@ -139,13 +144,19 @@ fn h04_a_step_captured_once_is_replayed_as_the_context_grows() {
     for arch in ARCHITECTURES {
         // Twenty tokens over the border of a block.
         let line = |kv_len: u32| {
-            format!("step(hq=4,hkv=1,hi=1,q=Q8,iq=Q8,kv=nvfp4,ik=nvfp4,appends=true,len=[1x{kv_len}],upto=1x139)")
+            format!(
+                "step(hq=4,hkv=1,hi=1,q=Q8,iq=Q8,kv=nvfp4,ik=nvfp4,appends=true,len=[1x{kv_len}],upto=1x139)"
+            )
         };
         let pair = Pair::new(arch, &line(139));
         let captured = Captured::new(&pair);
         let calls = pair.device.simulated().calls();
         let in_capture = calls.iter().filter(|call| call.captured);
-        assert!(in_capture.clone().all(|call| ["hipModuleLaunchKernel", "hipMemsetD32Async"].contains(&call.function)));
+        assert!(
+            in_capture
+                .clone()
+                .all(|call| ["hipModuleLaunchKernel", "hipMemsetD32Async"].contains(&call.function))
+        );
         for kv_len in 120..140 {
             // An eager run of the reference on the same tokens: the case of that length, whose pages may stand elsewhere.
             let step = Pair::on(&pair.device, &line(kv_len));
@@ -153,14 +164,19 @@ fn h04_a_step_captured_once_is_replayed_as_the_context_grows() {
             captured.placement.reset(0x5a).unwrap();
             let inputs = &step.trial.inputs;
             for tensor in &inputs.tensors {
-                let Some(bytes) = tensor.bytes.as_ref().filter(|_| tensor.role != Role::BlockTable) else { continue };
+                let Some(bytes) = tensor.bytes.as_ref().filter(|_| tensor.role != Role::BlockTable) else {
+                    continue;
+                };
                 captured.write(tensor.role, bytes);
             }
             let width = pair.trial.inputs.batch.width as usize;
             let mut table = inputs.batch.tables.clone();
             table.resize(width, -1);
-            captured.write(Role::BlockTable, &table.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>());
-            for (buffer, memory) in captured.placement.buffers.iter().filter(|b| b.name.contains("cache")).zip(&inputs.caches) {
+            captured
+                .write(Role::BlockTable, &table.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>());
+            for (buffer, memory) in
+                captured.placement.buffers.iter().filter(|b| b.name.contains("cache")).zip(&inputs.caches)
+            {
                 captured.device.memory().write(buffer.span().address, &memory.bytes).unwrap();
             }
             captured.replay(&pair);

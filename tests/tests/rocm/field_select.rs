@@ -131,7 +131,11 @@ fn a09_contexts_below_one_block_have_one_block() {
         for outputs in plain(&line) {
             let mut want: Vec<i32> = (0..(kv_len + 127) / 128).collect();
             want.resize(16, -1);
-            assert_eq!(outputs.ids(Role::BlockIndices, 0), [&want[..], &want[..]].concat(), "{kv_len} tokens");
+            assert_eq!(
+                outputs.ids(Role::BlockIndices, 0),
+                [&want[..], &want[..]].concat(),
+                "{kv_len} tokens"
+            );
             assert!(outputs.values(Role::Output, 0).iter().all(|value| value.is_finite()));
         }
     }
@@ -206,7 +210,8 @@ fn g06_attention_takes_as_many_as_the_selector_gave() {
     for (kv_len, counts) in [(5, [1, 1, 1, 1]), (129, [1, 1, 1, 2])] {
         let line = format!("step(hq=4,hkv=1,hi=1,q=Q8,iq=Q8,kv=nvfp4,ik=nvfp4,len=[4x{kv_len}])");
         for outputs in plain(&line) {
-            let valid = |row: usize| outputs.ids(Role::BlockIndices, row).iter().filter(|id| **id >= 0).count();
+            let valid =
+                |row: usize| outputs.ids(Role::BlockIndices, row).iter().filter(|id| **id >= 0).count();
             assert_eq!([0, 1, 2, 3].map(valid), counts, "{kv_len} tokens");
         }
     }

@@ -80,7 +80,9 @@ fn g07_support_and_plan_agree() {
         let device = device(arch, 1, 2);
         let query = if arch == "gfx942" { DType::E4m3Fnuz } else { DType::E4m3 };
         for group in 1..=64 {
-            for (k, rows, dim) in [(1, 1, 128), (16, 4, 128), (64, 8, 128), (16, 16, 128), (16, 1, 64), (16, 1, 96)] {
+            for (k, rows, dim) in
+                [(1, 1, 128), (16, 4, 128), (64, 8, 128), (16, 16, 128), (16, 1, 64), (16, 1, 96)]
+            {
                 let geometry = Geometry {
                     query_heads: group,
                     kv_heads: 1,
@@ -130,7 +132,9 @@ fn j03_a_cache_of_the_other_flavour_is_refused() {
     if !ready() {
         return;
     }
-    for (arch, query, cache) in [("gfx942", DType::E4m3, CacheFormat::E4m3), ("gfx950", DType::E4m3Fnuz, CacheFormat::E4m3Fnuz)] {
+    for (arch, query, cache) in
+        [("gfx942", DType::E4m3, CacheFormat::E4m3), ("gfx950", DType::E4m3Fnuz, CacheFormat::E4m3Fnuz)]
+    {
         let op = Op::SparseDecode(Attention { query, cache, ..Attention::default() });
         let Support::No { reasons } = device(arch, 1, 2).support(&op) else { panic!("{arch} takes it") };
         assert!(reasons.iter().any(|reason| reason.contains("fp8")), "{reasons:?}");
@@ -157,7 +161,9 @@ fn o06_index_formats_answer_by_architecture() {
             .map(|keys| {
                 let queries = [DType::Bf16, DType::E4m3, DType::E4m3Fnuz];
                 queries.into_iter().any(|query| {
-                    device.support(&Op::IndexScore(IndexScore { query, keys, ..IndexScore::default() })).is_yes()
+                    device
+                        .support(&Op::IndexScore(IndexScore { query, keys, ..IndexScore::default() }))
+                        .is_yes()
                 })
             })
             .to_vec()
@@ -172,7 +178,8 @@ fn p03_p04_work_is_divided_by_blocks() {
         return;
     }
     let device = device("gfx950", 1, 2);
-    let op = Op::IndexScore(IndexScore { query: DType::E4m3, keys: CacheFormat::Nvfp4, ..IndexScore::default() });
+    let op =
+        Op::IndexScore(IndexScore { query: DType::E4m3, keys: CacheFormat::Nvfp4, ..IndexScore::default() });
     let units = u64::from(device.info().traits.units);
     // One context of 512K tokens among 63 short ones: no part has more than its share.
     let lengths = Lengths::from_lists(&[1; 64], &[&[512 << 10][..], &[1024; 63]].concat()).unwrap();

@@ -61,7 +61,10 @@ fn a_variant_that_shares_pages_makes_a_part_of_every_slot() {
     // 132 rows are three tiles, of four lists each.
     let record = plan.region("shared_pages").unwrap().bytes;
     assert!(record >= 3 * 4 * 4 * crate::plan::shared::tile_words(16), "{record}");
-    assert_eq!(plan_with(&PlanOptions { splits: Some(16), ..PlanOptions::default() }).unwrap().slot_parts, plan.slot_parts);
+    assert_eq!(
+        plan_with(&PlanOptions { splits: Some(16), ..PlanOptions::default() }).unwrap().slot_parts,
+        plan.slot_parts
+    );
     let error = plan_with(&PlanOptions { splits: Some(4), ..PlanOptions::default() }).unwrap_err();
     assert_eq!(
         error.to_string(),

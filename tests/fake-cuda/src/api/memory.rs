@@ -1,6 +1,6 @@
 //! Memory.
 
-use std::ffi::{c_int, c_uchar, c_uint, c_void};
+use std::ffi::{c_uchar, c_uint, c_void};
 
 use super::entry::{Handle, Out};
 use crate::code::{Code, INVALID_VALUE};
@@ -83,24 +83,6 @@ entries! {
         check(state, context, to, count * 4)?;
         let bytes = std::iter::repeat_n(value.to_le_bytes(), count).flatten().collect();
         state.enqueue(stream, Task::Upload { to, bytes })
-    }
-
-    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) |state| {
-        let context = state.current()?;
-        let device = state.device_of(context)?;
-        let (used, all) = (state.memory.used(device), state.config.memory);
-        free.set((all - used) as usize)?;
-        total.set(all as usize)
-    }
-
-    fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: u64) |state| {
-        const ORDINAL: c_int = 9;
-        let devices = 0..state.config.devices.len();
-        let device = devices.into_iter().find(|&device| state.memory.holds(device, address, 1));
-        let device = device.filter(|_| attribute == ORDINAL && !data.is_null()).ok_or(INVALID_VALUE)?;
-        // SAFETY: the caller passes room for an ordinal.
-        unsafe { data.cast::<c_int>().write(device as c_int) };
-        Ok(())
     }
 }
 

@@ -64,11 +64,4 @@ entries! {
         state.run(stream, number)?;
         state.usable(context)
     }
-
-    // Nothing takes time here; a small number keeps ratios finite.
-    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: Handle, end: Handle) |state| {
-        state.queues.event(start as usize)?;
-        state.queues.event(end as usize)?;
-        milliseconds.set(0.001)
-    }
 }

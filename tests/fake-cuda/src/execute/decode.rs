@@ -103,18 +103,23 @@ fn operation(a: &DecodeArguments, cache: CacheFormat) -> Result<Attention, Fault
         softmax_scale: a.softmax_scale,
         grouping: if reduced { Grouping::Reduced } else { Grouping::PerHead },
         output: AttentionOutput {
-            dtype: match a.output_type {
-                0 => DType::Bf16,
-                1 => DType::F16,
-                2 => DType::F32,
-                other => return Err(Fault::new(format!("output type {other}"))),
-            },
+            dtype: output_type(a.output_type)?,
             lse: a.lse != 0,
             lse_base: if a.lse_base_two != 0 { LseBase::Two } else { LseBase::Natural },
             partial: DType::F32,
         },
         ..Attention::default()
     })
+}
+
+/// The type that a kernel was told to write.
+pub(super) fn output_type(code: u32) -> Result<DType, Fault> {
+    match code {
+        0 => Ok(DType::Bf16),
+        1 => Ok(DType::F16),
+        2 => Ok(DType::F32),
+        other => Err(Fault::new(format!("output type {other}"))),
+    }
 }
 
 fn arguments(a: &DecodeArguments, op: &Attention) -> Result<msa_core::args::Args, Fault> {

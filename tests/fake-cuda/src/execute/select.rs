@@ -40,7 +40,7 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
         &[rows, a.lists.into(), a.k.into()],
         &[a.indices_row, a.indices_list, 4],
     )?;
-    // Within a step the batch has a table, which selection does not read.
+    // In a step the batch has a table, which selection does not look at.
     let batch = Batch { block_table: 0, ..a.batch };
     let args = batch.arguments()?.with(Role::Scores, scores).with(Role::BlockIndices, indices);
     let lengths = a.batch.lengths(reach, a.batch.requests)?;

@@ -3,7 +3,7 @@
 use msa_core::args::Role;
 
 use crate::child::{Driver, test_name};
-use crate::work::{DECODE, INDEX, SELECT, Work, device};
+use crate::work::{APPEND, DECODE, INDEX, MERGE, SELECT, STEP, Work, device};
 use crate::{engine, fake};
 
 /// Kernels that ran, with everything that they were launched with but the stream.
@@ -18,7 +18,8 @@ fn h03_the_nodes_of_a_graph_are_the_kernels_of_an_eager_run() {
         let device = device();
         let _current = engine::enter(engine::retain_primary(0));
         let stream = engine::create_stream();
-        for line in [DECODE, INDEX, SELECT, "sparse_decode(len=[1x5000],kv=nvfp4,k=40,splits=40)"] {
+        let split = "sparse_decode(len=[1x5000],kv=nvfp4,k=40,splits=40)";
+        for line in [DECODE, INDEX, SELECT, APPEND, MERGE, STEP, split] {
             let work = Work::new(&device, line);
             fake::take_log();
             work.run(stream);
@@ -60,6 +61,37 @@ fn h05_lengths_and_tables_are_read_at_every_replay() {
                 engine::synchronize(stream);
                 work.check();
             }
+        }
+        engine::release_primary(0);
+    });
+}
+
+/// Insertion, scores, selection and attention captured once; every replay inserts the next token of each request, at a slot
+/// of its own, and attends to one more. Twenty replays cross the border of a page.
+#[test]
+fn h04_a_step_that_inserts_is_captured_once_and_replayed() {
+    Driver::of("9.0").run(&test_name!(), || {
+        let device = device();
+        let _current = engine::enter(engine::retain_primary(0));
+        let stream = engine::create_stream();
+        let line =
+            "step(hq=16,hkv=1,hi=1,len=[1x300,1x300],appends=true,kv=fp8,ik=fp8,q=e4m3,iq=e4m3,out=f32)";
+        let mut work = Work::new(&device, line);
+        let graph = engine::capture(stream, || work.enqueue(stream).unwrap());
+        let batch = work.trial.inputs.batch.clone();
+        for position in 118..138 {
+            let lengths = [position + 1, 256 - position];
+            work.reset();
+            work.upload_i32s(stream, Role::KvLengths, &lengths);
+            work.upload_i32s(stream, Role::Positions, &lengths.map(|length| length - 1));
+            let slots = [0, 1].map(|request| {
+                let (page, offset) = batch.place(request, lengths[request as usize] as u64 - 1);
+                (page * 128 + offset) as i64
+            });
+            work.upload_i64s(stream, Role::Slots, &slots);
+            graph.launch(stream);
+            engine::synchronize(stream);
+            work.check();
         }
         engine::release_primary(0);
     });

@@ -14,6 +14,7 @@ mod graphs;
 mod loading;
 mod refusals;
 mod results;
+mod semantics;
 mod streams;
 mod views;
 mod work;

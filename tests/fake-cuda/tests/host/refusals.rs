@@ -66,7 +66,7 @@ fn e11_what_a_kernel_cannot_load_in_vectors_is_refused_by_name() {
                 // The contract asks for whole elements, the kernel for vectors.
                 let start = format!("{}: want address and strides multiples of ", role.name());
                 let rest = text.strip_prefix(&start).unwrap_or_else(|| panic!("{text}"));
-                let wanted = ["4 bytes,", "16 bytes (the kernel loads vectors),"];
+                let wanted = ["4 bytes,", "16 bytes (the kernel moves that many at once),"];
                 assert!(wanted.iter().any(|want| rest.starts_with(want)), "{text}");
             }
             work.run(0);

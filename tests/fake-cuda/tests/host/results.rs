@@ -29,7 +29,25 @@ fn lines() -> Vec<String> {
             ));
         }
     }
+    for kv in ["bf16", "fp8", "nvfp4"] {
+        for index in ["bf16", "fp8", "nvfp4"] {
+            lines.push(format!("append(len=[5x300,3x65],kv={kv},ik={index},scales=true,pad=2,gap=16)"));
+            let q = if index == "bf16" { "bf16" } else { "e4m3" };
+            lines.push(format!(
+                "step(len=[1x300,3x129,0x0],appends=true,kv={kv},ik={index},q={q},iq={q},pad=2)"
+            ));
+            lines.push(format!("step(len=[1x300,3x129],kv={kv},ik={index},q=bf16,iq=bf16,precision=fast)"));
+        }
+    }
     let more = [
+        "append(hq=16,hkv=1,hi=1,len=[2*700x700],kv=nvfp4,ik=nvfp4,rounding=per_step,q=e4m3,iq=f16)",
+        "append(len=[4x300],kv=fp8,ik=bf16,rotary=0,norm=false,quantiser=reciprocal,layout=sglang_row)",
+        "step(len=[2x1500,8x65],appends=true,kv=nvfp4,ik=nvfp4,q=e4m3,iq=e4m3,precision=fast,init=1)",
+        "step(len=[1x5000],kv=nvfp4,ik=fp8,q=e4m3,iq=e4m3,k=40,splits=40)",
+        "merge(len=[5x1],states=5)",
+        "merge(hq=16,hkv=1,hi=1,len=[5x1],states=3,domain=sum_max,base=two,out=f32,partial=bf16)",
+        "select_merge(len=[5x9000,4x3],world=4,in=ties)",
+        "select_merge(hq=16,hkv=1,hi=1,len=[2x9000],world=2,order=score_then_own)",
         "index_score(len=[8x700],ik=nvfp4,deq=exact,pad=2,gap=16)",
         "index_score(hq=16,hkv=1,hi=1,len=[1x5000,1x0],ik=nvfp4,iq=e4m3)",
         "sparse_decode(hq=32,hkv=2,hi=2,len=[1x2049,2x1,0x0],kv=fp8,q=e4m3,splits=5,out=f32,lists=shuffled)",

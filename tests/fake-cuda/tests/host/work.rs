@@ -5,6 +5,7 @@ use std::sync::Arc;
 use msa_core::args::Role;
 use msa_core::backend::{Device, Prepared, Span, Status, Stream};
 use msa_core::error::Result;
+use msa_core::op::OpKind;
 use msa_tests::memory::Placement;
 use msa_tests::oracle::simulate::reference_plan;
 use msa_tests::trial::Trial;
@@ -12,6 +13,10 @@ use msa_tests::trial::Trial;
 /// Few rows of everything, and an empty request.
 pub(crate) const DECODE: &str = "sparse_decode(len=[1x300,3x129,0x0],kv=nvfp4,q=e4m3,lists=holes,out=f32)";
 pub(crate) const INDEX: &str = "index_score(len=[1x300,3x129],ik=fp8,iq=e4m3)";
+pub(crate) const APPEND: &str = "append(len=[5x300,3x65],kv=nvfp4,ik=fp8,q=e4m3,iq=e4m3,scales=true)";
+pub(crate) const MERGE: &str = "merge(len=[5x1],states=5,out=f32)";
+pub(crate) const STEP: &str =
+    "step(len=[1x300,3x129,0x0],appends=true,kv=nvfp4,ik=nvfp4,q=e4m3,iq=e4m3,scales=true,pad=2)";
 pub(crate) const SELECT: &str = "select(len=[1x9000,3x129],in=ties)";
 
 /// A case on a device.
@@ -29,8 +34,7 @@ impl Work {
     pub(crate) fn new(device: &Arc<dyn Device>, line: &str) -> Self {
         let trial = Trial::new(device, line.parse().unwrap()).unwrap();
         let prepared = device.prepare(&trial.plan).unwrap();
-        let rows = u64::from(trial.case.rows());
-        let placement = Placement::new(device, &trial.inputs, trial.case.gap, rows).unwrap();
+        let placement = Placement::new(device, &trial.inputs, trial.case.gap, written_rows(&trial)).unwrap();
         placement.reset(0xff).unwrap();
         let bytes = trial.plan.workspace_bytes;
         let workspace = Span { address: device.memory().allocate(bytes).unwrap(), bytes };
@@ -59,6 +63,14 @@ impl Work {
         crate::engine::upload(stream, self.address(role), &bytes);
     }
 
+    /// Writes an input of i64 values when `stream` comes to it.
+    pub(crate) fn upload_i64s(&mut self, stream: u64, role: Role, values: &[i64]) {
+        self.changed.push(role);
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.trial.bytes(role).unwrap().clone_from(&bytes);
+        crate::engine::upload(stream, self.address(role), &bytes);
+    }
+
     fn change_i32s(&mut self, role: Role, values: &[i32]) -> Vec<u8> {
         self.changed.push(role);
         self.trial.set_i32s(role, values).unwrap();
@@ -69,10 +81,10 @@ impl Work {
         self.placement.args.tensor(role).unwrap().address
     }
 
-    /// Every byte is what the reference leaves, in the outputs and around them.
-    pub(crate) fn check(&self) {
+    /// Every byte is what the reference leaves, in the outputs and around them. Returns the reference's status.
+    pub(crate) fn check(&self) -> Status {
         let reference = msa_ref::device();
-        let rows = u64::from(self.trial.case.rows());
+        let rows = written_rows(&self.trial);
         let own = Placement::new(&reference, &self.trial.inputs, self.trial.case.gap, rows).unwrap();
         own.reset(0xff).unwrap();
         let plan = reference_plan(&self.trial.plan).unwrap();
@@ -81,12 +93,31 @@ impl Work {
         let prepared = reference.prepare(&plan).unwrap();
         // SAFETY: the placement and the workspace live in this function.
         unsafe { prepared.enqueue(Stream(0), &own.args, workspace) }.unwrap();
+        if self.changed.contains(&Role::Slots) {
+            self.check_caches(&own);
+        }
         let (got, want) = (self.placement.read().unwrap(), own.read().unwrap());
         for (got, want) in got.iter().zip(&want) {
+            // A cache with other slots than the harness gave was compared whole.
             let changed = self.changed.iter().any(|role| role.name() == got.name());
+            let changed = changed || self.changed.contains(&Role::Slots) && got.name().contains("cache");
             assert!(changed || got.trespass().is_none(), "{}: {:?}", got.name(), got.trespass());
             let tensor = self.placement.args.tensors().iter().find(|(role, _)| role.name() == got.name());
             assert_eq!(got.differences(want, tensor.map(|(_, tensor)| tensor)), None);
+        }
+        // SAFETY: as above.
+        unsafe { prepared.status(Stream(0), workspace) }.unwrap()
+    }
+
+    fn check_caches(&self, own: &Placement) {
+        let caches = self.placement.buffers.iter().zip(&own.buffers);
+        for (got, want) in caches.filter(|(got, _)| got.name.contains("cache")) {
+            let (got, want) = (got.span(), want.span());
+            let mut bytes = vec![0; got.bytes as usize];
+            self.device.memory().read(got.address, &mut bytes).unwrap();
+            // SAFETY: the reference's memory is the host's, and the placement lives.
+            let want = unsafe { std::slice::from_raw_parts(want.address as *const u8, bytes.len()) };
+            assert_eq!(bytes.iter().zip(want).position(|(a, b)| a != b), None);
         }
     }
 
@@ -98,8 +129,16 @@ impl Work {
     /// Enqueues, waits and compares.
     pub(crate) fn run(&self, stream: u64) {
         self.enqueue(stream).unwrap();
-        self.status(stream).unwrap();
-        self.check();
+        let status = self.status(stream).unwrap();
+        assert_eq!(status, self.check());
+    }
+}
+
+/// Merges and appends have no requests: every row is written.
+fn written_rows(trial: &Trial) -> u64 {
+    match trial.case.op {
+        OpKind::Append | OpKind::Merge | OpKind::SelectMerge => trial.inputs.rows,
+        _ => trial.case.rows().into(),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use msa_tests::Case;
 use msa_tests::report::Check;
 use msa_tests::sets::{self, Known, matches};
-use msa_tests::Case;
 
 use crate::Failed;
 use crate::outcome::Outcome;
@@ -28,8 +28,7 @@ impl Judge {
     pub(crate) fn apply(&self, case: &Case, mut outcome: Outcome) -> Outcome {
         let known = self.known.iter().find(|k| k.case == *case && matches(&k.device, &outcome.device));
         let Some(known) = known else { return outcome };
-        let expected =
-            outcome.is_failed() && outcome.failures.iter().all(|f| f.check == known.check.name());
+        let expected = outcome.is_failed() && outcome.failures.iter().all(|f| f.check == known.check.name());
         if outcome.is_passed() {
             let text = format!("a known failure passes, remove its line: {}", known.reason);
             return Outcome::failed(&outcome.device, case, Check::Known, text);

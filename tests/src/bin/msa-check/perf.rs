@@ -82,7 +82,8 @@ fn one(
             let named = named_variant(case, &evidence.variant);
             let samples = options.samples.clamp(1, MOST_SAMPLES);
             let timing = measure(device, &named, samples, ceiling.map_or(0, |c| c.cache))?;
-            let row = Row { case, variant: &evidence.variant, timing: &timing, cost: Cost::of(case)?, ceiling };
+            let row =
+                Row { case, variant: &evidence.variant, timing: &timing, cost: Cost::of(case)?, ceiling };
             if options.json { println!("{}", row.json()) } else { println!("{}", row.text()) }
         }
         Verdict::Skipped(reason) => {

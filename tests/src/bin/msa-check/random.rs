@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use msa_tests::Case;
 use msa_tests::generate::{Draw, cells};
 use msa_tests::hits::Hits;
 use msa_tests::shrink::{shrink, size};
-use msa_tests::Case;
 
 use crate::Failed;
 use crate::children::Runner;
