@@ -14,11 +14,10 @@ mod step;
 use cudarc::driver::sys;
 use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Prepared, Span, Stream};
-use msa_core::cache::{CacheFormat, IndexCache, head_slot};
+use msa_core::cache::{CacheFormat, IndexCache};
 use msa_core::error::{Error, Result};
-use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
-use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select};
+use msa_core::op::{IndexScore, Op, ScorePrecision, Select};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
