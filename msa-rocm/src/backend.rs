@@ -178,7 +178,7 @@ impl Prepared for RocmPrepared {
             all.clear();
         }
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue(stream, workspace.address, &all) }
+        unsafe { self.context.enqueue(&self.plan.variant, stream, workspace.address, &all) }
     }
 
     unsafe fn status(&self, stream: Stream, workspace: Span) -> Result<Status> {

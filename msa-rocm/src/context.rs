@@ -13,6 +13,7 @@ use crate::hip::{Entered, Handle, Hip};
 use crate::images::Images;
 use crate::launch::KernelLaunch;
 use crate::module::Modules;
+use crate::ranges::Range;
 
 /// A device and what is loaded on it.
 pub(crate) struct Context {
@@ -86,17 +87,20 @@ impl Context {
         Ok(())
     }
 
-    /// Enqueues the clearing of the status word and `launches`, those without groups left out.
+    /// Enqueues the clearing of the status word and `launches`, those without groups left out. Profilers see it as a range
+    /// called `name`.
     ///
     /// # Safety
     /// As for [`msa_core::backend::Prepared::enqueue`].
     pub(crate) unsafe fn enqueue(
         &self,
+        name: &str,
         stream: Stream,
         status: u64,
         launches: &[KernelLaunch],
     ) -> Result<()> {
         launches.iter().try_for_each(KernelLaunch::check)?;
+        let _range = Range::new(name);
         let _entered = self.enter()?;
         // SAFETY: the caller answers for the workspace, which starts with the status word.
         let code = unsafe { (self.hip.table().hipMemsetD32Async)(status, 0, 1, stream.0 as Handle) };

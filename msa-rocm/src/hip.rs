@@ -77,29 +77,36 @@ pub struct Hip {
 /// Why there is none.
 pub fn runtime() -> std::result::Result<&'static Hip, Unavailable> {
     static RUNTIME: OnceLock<std::result::Result<Hip, Unavailable>> = OnceLock::new();
-    RUNTIME.get_or_init(|| open(&candidates(|name| std::env::var_os(name)))).as_ref().map_err(Clone::clone)
-}
-
-fn open(candidates: &[PathBuf]) -> std::result::Result<Hip, Unavailable> {
-    let mut tried = Vec::new();
-    for path in candidates {
-        // SAFETY: the initialisers of the HIP runtime have no preconditions.
-        match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
-            Ok(library) => {
-                let table = Table::resolve(&library, &path.display().to_string())?;
-                // The table points into the library, which stays until the process ends.
-                std::mem::forget(library);
-                return Hip::over(table);
-            }
-            // A file that is there but does not open says why, for example what it needs itself.
-            Err(error) if path.exists() => tried.push(format!("{} ({error})", path.display())),
-            Err(_) => tried.push(path.display().to_string()),
-        }
-    }
-    Err(Unavailable::NoRuntime { tried })
+    RUNTIME
+        .get_or_init(|| Hip::open(&candidates(|name| std::env::var_os(name))))
+        .as_ref()
+        .map_err(Clone::clone)
 }
 
 impl Hip {
+    /// The first of `candidates` that opens; it is never closed.
+    ///
+    /// # Errors
+    /// None opens; the one that does lacks a function or has no device.
+    pub fn open(candidates: &[PathBuf]) -> std::result::Result<Self, Unavailable> {
+        let mut tried = Vec::new();
+        for path in candidates {
+            // SAFETY: the initialisers of the HIP runtime have no preconditions.
+            match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
+                Ok(library) => {
+                    let table = Table::resolve(&library, &path.display().to_string())?;
+                    // The table points into the library, which stays until the process ends.
+                    std::mem::forget(library);
+                    return Self::over(table);
+                }
+                // A file that is there but does not open says why, for example what it needs itself.
+                Err(error) if path.exists() => tried.push(format!("{} ({error})", path.display())),
+                Err(_) => tried.push(path.display().to_string()),
+            }
+        }
+        Err(Unavailable::NoRuntime { tried })
+    }
+
     /// The runtime behind `table`, for a process that has one already. Initialises it.
     ///
     /// # Errors
@@ -235,13 +242,13 @@ mod tests {
 
     #[test]
     fn o03_a_missing_library_is_a_value_with_what_was_tried() {
-        let Err(error) = open(&[PathBuf::from("no-such-library.so")]) else { panic!("it was opened") };
+        let Err(error) = Hip::open(&[PathBuf::from("no-such-library.so")]) else { panic!("it was opened") };
         assert_eq!(error.to_string(), "no HIP runtime: tried no-such-library.so");
     }
 
     #[test]
     fn a_library_without_the_functions_is_a_value_that_names_the_first() {
-        let error = match open(&[PathBuf::from("libc.so.6")]) {
+        let error = match Hip::open(&[PathBuf::from("libc.so.6")]) {
             Ok(_) => panic!("libc is no HIP runtime"),
             Err(error) => error,
         };

@@ -7,20 +7,27 @@
 //! integration executes every one of them, for gfx942 and gfx950, and compares with the reference bit for bit. That proves
 //! addressing, layout, masks, order and protocol. Matrix products follow a published model of CDNA3 and an assumption about
 //! CDNA4, so that their low bits on silicon are not known. Whoever has such a machine helps most with the output of
-//! `msa-check -b rocm:0 -s full --json` and with recorded inputs and outputs of the matrix instructions.
+//! `msa-check -b rocm:0 -s full --json` and of the example `probe`.
 //!
 //! The HIP runtime is opened at run time ([`hip`]); a plan becomes launches as plain data ([`launch`]), which the
-//! interpreter and a GPU run alike.
+//! interpreter and a GPU run alike. Several GPUs share the work of the index in [`indexer`].
+//!
+//! The feature `hip-rs` adds conversions from the handles of the crate of that name. It is off, and builds only where ROCm is
+//! installed, because that crate links it and reads its headers; nobody has built it yet. Do not use `--all-features`.
 
 mod backend;
 mod context;
 pub mod hip;
 mod images;
 pub mod indexer;
+#[cfg(feature = "hip-rs")]
+pub mod interop;
 pub mod launch;
 mod module;
 pub mod parameters;
 pub mod plugin;
+pub mod probe;
+mod ranges;
 mod variants;
 
 pub use backend::{backend, backend_over, backend_with};

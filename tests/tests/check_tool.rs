@@ -8,6 +8,7 @@ mod recorded;
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use msa_tests::plugin_files::test_plugin;
 
@@ -49,7 +50,10 @@ fn outcomes(output: &Output) -> Vec<String> {
 
 #[test]
 fn the_reference_and_its_plugin_give_equal_results_on_the_smoke_set() {
+    let start = Instant::now();
     let linked = check(&["-b", "ref", "-s", "smoke", "--json"]);
+    let time = start.elapsed();
+    assert!(time < Duration::from_secs(30), "the smoke set takes {time:?}");
     let loaded = with_plugin(&[], &["-s", "smoke", "--json"]);
     assert!(linked.status.success(), "{}", text(&linked));
     assert!(loaded.status.success(), "{}", text(&loaded));
@@ -179,4 +183,18 @@ fn perf_measures_the_memory_first_and_times_only_what_is_right() {
     let row: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
     assert!(row["seconds"].as_f64() > Some(0.0) && row["floor_seconds"].as_f64() > Some(0.0), "{row}");
     assert!(row["sets"].as_u64() > Some(1) && row["how"] == "host clock", "{row}");
+}
+
+/// A terminal of its own, by Python's standard library, shows the bar; a pipe does not.
+#[test]
+fn progress_is_shown_on_a_terminal_only() {
+    let tool = env!("CARGO_BIN_EXE_msa-check");
+    let run = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
+    let mut terminal = Command::new("python3");
+    terminal.args(["-c", run, tool, "-s", "smoke"]).env("TERM", "xterm").stdin(std::process::Stdio::null());
+    let output = terminal.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text(&output).contains("ref:0 [") && text(&output).contains(" cases, "), "{}", text(&output));
+    let piped = check(&["-s", "smoke"]);
+    assert!(piped.stderr.is_empty() && !text(&piped).contains(" cases, "), "{}", text(&piped));
 }

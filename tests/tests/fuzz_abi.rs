@@ -130,21 +130,21 @@ impl Session {
             options: MsaText::EMPTY,
         };
         let (mut table, mut device, mut prepared) = (ptr::null(), ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the arguments are as the header says; a table lives for the process.
-        let table = unsafe {
-            assert_eq!(entry(&msa_ref::plugin::PLUGIN, &host, &raw mut table, ptr::null_mut()), 0);
-            &*table
-        };
+        // SAFETY: the arguments are as the header says.
+        let status = unsafe { entry(&msa_ref::plugin::PLUGIN, &host, &raw mut table, ptr::null_mut()) };
+        assert_eq!(status, 0);
+        // SAFETY: a table lives for the process.
+        let table: &MsaPluginApi = unsafe { &*table };
         let case: Case = "sparse_decode(len=[1x300])".parse().unwrap();
         let op = case.descriptor().unwrap();
         let plan = msa_ref::device().plan(&op, &case.bounds().unwrap(), &case.plan_options()).unwrap();
         let text: &'static str = plan.to_text().leak();
         let flat = plan_struct(text, &plan);
+        let (open, prepare) = (table.device_open.unwrap(), table.prepare.unwrap());
+        // SAFETY: the arguments are as the header says.
+        assert_eq!(unsafe { open(table.instance, 0, &raw mut device, ptr::null_mut()) }, 0);
         // SAFETY: as above.
-        unsafe {
-            assert_eq!(table.device_open.unwrap()(table.instance, 0, &raw mut device, ptr::null_mut()), 0);
-            assert_eq!(table.prepare.unwrap()(device, &flat, &raw mut prepared, ptr::null_mut()), 0);
-        }
+        assert_eq!(unsafe { prepare(device, &flat, &raw mut prepared, ptr::null_mut()) }, 0);
         Self { table, device, prepared, plan: text, workspace: plan.workspace_bytes }
     }
 
@@ -334,8 +334,8 @@ impl Session {
         });
         let prepared = if h.present(1) { self.prepared } else { ptr::null_mut() };
         let function = self.table.enqueue.unwrap();
-        // SAFETY: what is not null is there, and addresses are refused with the workspace.
         self.call(h, |diag| {
+            // SAFETY: what is not null is there, and addresses are refused with the workspace.
             let status = unsafe { function(prepared, run.pointer(h.present(0)), diag) };
             assert_ne!(status, 0, "a run in too little workspace");
             status

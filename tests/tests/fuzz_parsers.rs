@@ -2,9 +2,16 @@
 //! what parses prints the same again. Bounded, so that they run with every test run.
 #![allow(clippy::expect_used)] // In the functions beside the tests too: a failure there fails the test.
 
+use std::sync::LazyLock;
+
+use msa_core::abi::amend;
 use msa_core::loader::Manifest;
+use msa_core::op::Op;
 use msa_core::plan::Plan;
+use msa_core::plan::record::{RecordLayout, ScheduleRecord};
+use msa_core::text;
 use msa_tests::generate;
+use msa_tests::steps::resolve;
 use msa_tests::{Case, sets};
 use proptest::prelude::*;
 
@@ -72,6 +79,20 @@ fn json() -> String {
     )
 }
 
+/// A record with unions and chunks, as a device builds it.
+fn record_bytes() -> (RecordLayout, Vec<u8>) {
+    let line = "sparse_prefill(kv=fp8,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=32,k=4,len=[40x300,9x65],schedule=hybrid)";
+    let case: Case = line.parse().expect("a case");
+    let (plan, records) = resolve(&msa_ref::device(), &case).expect("the reference plans it");
+    let layout = RecordLayout::of(&plan).expect("a prefill has a record");
+    let bytes = records[0].to_bytes(&layout).expect("it fits");
+    (layout, bytes)
+}
+
+fn hostile_word() -> impl Strategy<Value = u32> {
+    prop_oneof![prop::sample::select(vec![0, 1, 2, 3, 31, 32, 64, 1 << 16, 1 << 31, u32::MAX]), any::<u32>()]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -97,6 +118,34 @@ proptest! {
             prop_assert!(manifest.abi_version().is_some() && manifest.sha256.len() == 64);
         }
         let _ = Manifest::from_toml(&text);
+    }
+
+    #[test]
+    fn damaged_operations(index in 0..81_usize, all in prop::collection::vec(damage(), 0..4)) {
+        let mut op = generate::cases(81, 9)[index].descriptor().expect("a generated case");
+        let text = text::print(&mut op, "op").expect("an op prints");
+        let mut amended = Op::default();
+        match amend(&mut amended, "op", &damaged(&text, &all)) {
+            // What the border takes is checked next, and never panics.
+            Ok(()) => drop(amended.validated()),
+            Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+    }
+
+    #[test]
+    fn damaged_schedule_records(changes in prop::collection::vec((any::<prop::sample::Index>(), hostile_word()), 0..4)) {
+        static RECORD: LazyLock<(RecordLayout, Vec<u8>)> = LazyLock::new(record_bytes);
+        let (layout, bytes) = &*RECORD;
+        let mut bytes = bytes.clone();
+        for (at, word) in &changes {
+            let word_at = at.index(bytes.len() / 4) * 4;
+            bytes[word_at..word_at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        let cut = changes.first().map_or(bytes.len(), |(at, word)| if word % 5 == 0 { at.index(bytes.len()) } else { bytes.len() });
+        if let Ok(record) = ScheduleRecord::from_bytes(layout, &bytes[..cut]) {
+            let again = record.to_bytes(layout).expect("what was read fits");
+            prop_assert_eq!(ScheduleRecord::from_bytes(layout, &again).expect("what was written reads"), record);
+        }
     }
 
     #[test]

@@ -64,16 +64,13 @@ fn text(choice: u64) -> MsaText {
     }
 }
 
-/// Fills as much of a buffer as it has room for, and says any length.
-///
-/// # Safety
-/// The buffer is valid for its capacity.
-unsafe fn fill(buffer: &mut MsaBuffer) {
+/// Fills as much of a buffer of the host as it has room for, and says any length.
+fn fill(buffer: &mut MsaBuffer) {
     let choice = word();
     let bytes: &[u8] = if choice & 1 == 0 { b"plan.version = 1\nplan." } else { &[0xc3; 64] };
     if !buffer.text.is_null() {
         let count = bytes.len().min(buffer.capacity as usize);
-        // SAFETY: at most the capacity, by this function's contract.
+        // SAFETY: the host's buffers are as long as they say.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.text, count) };
     }
     buffer.length = if choice & 2 == 0 { choice % 70 } else { word() };
@@ -100,7 +97,6 @@ unsafe fn answer(diag: *mut MsaDiag) -> u32 {
 macro_rules! stubs {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $body:block)*) => {$(
         unsafe extern "C" fn $name($($argument: $type,)* diag: *mut MsaDiag) -> u32 {
-            $(let _ = &$argument;)*
             $body
             // SAFETY: the host's diagnosis is valid for the call.
             unsafe { answer(diag) }
@@ -108,68 +104,72 @@ macro_rules! stubs {
     )*};
 }
 
+/// What a function of the table writes to.
+fn out<'a, T>(pointer: *mut T) -> &'a mut T {
+    // SAFETY: memory of the host, which lives for the call.
+    unsafe { &mut *pointer }
+}
+
+/// Few in most cases, else any number.
+fn few(most: u64) -> u32 {
+    if word() & 1 == 0 { (word() % most) as u32 } else { word() as u32 }
+}
+
+/// A known number in half of the cases.
+fn perhaps(known: u32) -> u32 {
+    if word() & 1 == 0 { known } else { word() as u32 }
+}
+
+/// A handle that the host never looks behind, or null.
+fn handle<T>() -> *mut T {
+    if word().is_multiple_of(4) { ptr::null_mut() } else { ptr::dangling_mut() }
+}
+
 stubs! {
-    fn device_count(i: *mut MsaInstance, out: *mut u32) {
-        // SAFETY: memory of the host; few devices in most cases.
-        unsafe { *out = if word() & 1 == 0 { (word() % 3) as u32 } else { word() as u32 } };
+    fn device_count(_i: *mut MsaInstance, count: *mut u32) {
+        *out(count) = few(3);
     }
-    fn device_info(i: *mut MsaInstance, index: u32, out: *mut MsaDeviceInfo) {
-        // SAFETY: memory of the host, whose buffers are as long as they say.
-        unsafe {
-            fill(&mut (*out).name);
-            fill(&mut (*out).arch_name);
-            fill(&mut (*out).driver);
-            ((*out).ordinal, (*out).arch) = ((word() % 2) as u32, if word() & 1 == 0 { 0 } else { word() as u32 });
-            ((*out).units, (*out).memory, (*out).struct_size) = (word() as u32, word(), word() as u32);
-        }
+    fn device_info(_i: *mut MsaInstance, _index: u32, info: *mut MsaDeviceInfo) {
+        let info = out(info);
+        [&mut info.name, &mut info.arch_name, &mut info.driver].into_iter().for_each(fill);
+        (info.ordinal, info.arch, info.units) = ((word() % 2) as u32, perhaps(0), word() as u32);
+        (info.memory, info.struct_size) = (word(), word() as u32);
     }
-    fn device_open(i: *mut MsaInstance, ordinal: u32, out: *mut *mut MsaDevice) {
-        // SAFETY: memory of the host, which never looks behind a handle.
-        unsafe { *out = if word() % 4 == 0 { ptr::null_mut() } else { ptr::dangling_mut() } };
+    fn device_open(_i: *mut MsaInstance, _ordinal: u32, device: *mut *mut MsaDevice) {
+        *out(device) = handle();
     }
-    fn device_close(device: *mut MsaDevice) {}
-    fn variant_count(device: *mut MsaDevice, out: *mut u32) {
-        // SAFETY: memory of the host.
-        unsafe { *out = if word() & 1 == 0 { (word() % 4) as u32 } else { word() as u32 } };
+    fn device_close(_device: *mut MsaDevice) {}
+    fn variant_count(_device: *mut MsaDevice, count: *mut u32) {
+        *out(count) = few(4);
     }
-    fn variant(device: *mut MsaDevice, index: u32, out: *mut MsaVariant) {
-        // SAFETY: memory of the host.
-        unsafe {
-            ((*out).op, (*out).arch) = ((word() % 9) as u32, if word() & 1 == 0 { 90 } else { word() as u32 });
-            ((*out).name, (*out).arithmetic) = (text(word()), text(word()));
-            ((*out).max_query_len, (*out).struct_size) = (word() as u32, word() as u32);
-        }
+    fn variant(_device: *mut MsaDevice, _index: u32, variant: *mut MsaVariant) {
+        let variant = out(variant);
+        (variant.op, variant.arch, variant.max_query_len) = ((word() % 9) as u32, perhaps(90), word() as u32);
+        (variant.name, variant.arithmetic, variant.struct_size) = (text(word()), text(word()), word() as u32);
     }
-    fn support(device: *mut MsaDevice, op: *const MsaOp, out: *mut MsaSupport) {
-        // SAFETY: memory of the host, whose buffer is as long as it says.
-        unsafe {
-            fill(&mut (*out).lines);
-            ((*out).answer, (*out).struct_size) = ((word() % 3) as u32, word() as u32);
-        }
+    fn support(_device: *mut MsaDevice, _op: *const MsaOp, support: *mut MsaSupport) {
+        let support = out(support);
+        fill(&mut support.lines);
+        (support.answer, support.struct_size) = ((word() % 3) as u32, word() as u32);
     }
-    fn plan(device: *mut MsaDevice, request: *const MsaPlanRequest, out: *mut MsaPlan) {
-        // SAFETY: memory of the host, whose buffer is as long as it says.
-        unsafe {
-            fill(&mut (*out).text);
-            ((*out).version, (*out).op_revision, (*out).struct_size) = (word() as u32, word() as u32, word() as u32);
-            ((*out).workspace_bytes, (*out).hash) = (word(), word());
-        }
+    fn plan(_device: *mut MsaDevice, _request: *const MsaPlanRequest, plan: *mut MsaPlan) {
+        let plan = out(plan);
+        fill(&mut plan.text);
+        (plan.version, plan.op_revision, plan.struct_size) = (word() as u32, word() as u32, word() as u32);
+        (plan.workspace_bytes, plan.hash) = (word(), word());
     }
-    fn prepare(device: *mut MsaDevice, plan: *const MsaPlan, out: *mut *mut MsaPrepared) {
-        // SAFETY: as for devices.
-        unsafe { *out = if word() % 4 == 0 { ptr::null_mut() } else { ptr::dangling_mut() } };
+    fn prepare(_device: *mut MsaDevice, _plan: *const MsaPlan, prepared: *mut *mut MsaPrepared) {
+        *out(prepared) = handle();
     }
-    fn prepared_free(prepared: *mut MsaPrepared) {}
-    fn enqueue(prepared: *mut MsaPrepared, run: *const MsaRun) {}
-    fn status(prepared: *mut MsaPrepared, stream: u64, workspace: *const MsaSpan, out: *mut u32) {
-        // SAFETY: memory of the host.
-        unsafe { *out = word() as u32 };
+    fn prepared_free(_prepared: *mut MsaPrepared) {}
+    fn enqueue(_prepared: *mut MsaPrepared, _run: *const MsaRun) {}
+    fn status(_prepared: *mut MsaPrepared, _stream: u64, _workspace: *const MsaSpan, status: *mut u32) {
+        *out(status) = word() as u32;
     }
-    fn allocate(device: *mut MsaDevice, bytes: u64, out: *mut u64) {
-        // SAFETY: memory of the host.
-        unsafe { *out = word() };
+    fn allocate(_device: *mut MsaDevice, _bytes: u64, address: *mut u64) {
+        *out(address) = word();
     }
-    fn synchronize(device: *mut MsaDevice, stream: u64) {}
+    fn synchronize(_device: *mut MsaDevice, _stream: u64) {}
 }
 
 unsafe extern "C" fn entry(
@@ -178,8 +178,8 @@ unsafe extern "C" fn entry(
     diag: *mut MsaDiag,
 ) -> u32 {
     let table = SCRIPT.with_borrow(|script| ptr::from_ref(&*script.as_ref().unwrap().table));
-    // SAFETY: memory of the host; the table lives as long as the script.
-    unsafe { *out = if word() % 16 == 0 { ptr::null() } else { table } };
+    // The table lives as long as the script.
+    *self::out(out) = if word().is_multiple_of(16) { ptr::null() } else { table };
     // SAFETY: the host's diagnosis is valid for the call.
     unsafe { answer(diag) }
 }

@@ -91,7 +91,7 @@ impl IndexerRank {
     pub unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let launches = self.run(args, workspace)?.whole()?;
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue(stream, workspace.address, &launches) }
+        unsafe { self.context.enqueue("msa indexer", stream, workspace.address, &launches) }
     }
 
     /// With [`Transport::Collective`], the part before the all-gather of [`super::CollectiveLayout`]. Takes what
@@ -105,7 +105,7 @@ impl IndexerRank {
     pub unsafe fn enqueue_keys(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let launches = self.collective(args, workspace)?.before_gather()?;
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue(stream, workspace.address, &launches) }
+        unsafe { self.context.enqueue("msa indexer keys", stream, workspace.address, &launches) }
     }
 
     /// With [`Transport::Collective`], the part after the all-gather, on the same arguments and workspace. The status word
@@ -119,7 +119,7 @@ impl IndexerRank {
     pub unsafe fn enqueue_merge(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let launches = self.collective(args, workspace)?.after_gather()?;
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue(stream, workspace.address, &launches) }
+        unsafe { self.context.enqueue("msa indexer merge", stream, workspace.address, &launches) }
     }
 
     /// The status word that the last run left; waits for the stream.

@@ -11,6 +11,7 @@
 
 mod calls;
 mod pool;
+mod roctx;
 mod state;
 
 pub use pool::Simulated;

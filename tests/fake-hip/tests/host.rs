@@ -15,7 +15,6 @@ use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Prepared, Span, Status, Stream};
 use msa_core::cache::{CacheFormat, IndexCache, KvCache, planar};
 use msa_core::error::Error;
-use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
 use msa_core::op::{Append, Attention, AttentionOutput, Merge, Op, Select};
 use msa_core::plan::PlanOptions;
@@ -51,7 +50,9 @@ fn use_fake_library() -> Option<Images> {
     let test = std::env::current_exe().unwrap();
     let library = test.parent().unwrap().join("libmsa_fake_hip.so");
     // SAFETY: no other thread of this process reads the environment yet.
-    unsafe { std::env::set_var("MSA_HIP_LIBRARY", library) };
+    unsafe { std::env::set_var("MSA_HIP_LIBRARY", &library) };
+    // SAFETY: as above.
+    unsafe { std::env::set_var("MSA_ROCTX_LIBRARY", library) };
     // SAFETY: as above.
     unsafe { std::env::set_var("MSA_FAKE_HIP_DEVICES", "gfx950,gfx950") };
     images
@@ -76,6 +77,7 @@ fn everything_runs_over_the_fake_library() {
     decode_attends(&device, None);
     decode_attends(&device, Some(5));
     wrong_things_are_errors(&device);
+    profilers_see_a_range_a_run();
     graphs_and_peers(hip::runtime().unwrap_or_else(|error| panic!("{error}")));
 }
 
@@ -374,14 +376,32 @@ fn wrong_things_are_errors(device: &Arc<dyn Device>) {
     // SAFETY: the call is refused before anything is read.
     let missing = unsafe { prepared.enqueue(Stream(0), &Args::new(), workspace) }.unwrap_err();
     assert!(matches!(missing, Error::Missing { .. }), "{missing}");
-    let geometry = Geometry { page: 256, ..Geometry::M3 };
-    let pages_of_two_blocks = Op::SparseDecode(Attention { geometry, ..Attention::default() });
-    assert!(!device.support(&pages_of_two_blocks).is_yes());
+    let mut small_pages = Attention::default();
+    small_pages.geometry.page = 64;
+    assert!(!device.support(&Op::SparseDecode(small_pages)).is_yes());
     let mut other = plan.clone();
     other.traits.arch = msa_core::device::Arch::Gfx942;
     other.hash = other.computed_hash();
     assert!(device.prepare(&other).is_err());
     assert!(device.memory().free(12345).unwrap_err().to_string().contains("invalid argument"));
+}
+
+/// The library that msa-rocm opened is asked for what it was told.
+fn profilers_see_a_range_a_run() {
+    let path = std::env::var_os("MSA_ROCTX_LIBRARY").unwrap();
+    // SAFETY: it is loaded already.
+    let library = unsafe { libloading::Library::new(path) }.unwrap();
+    // SAFETY: the type is that of msa_fake_hip.
+    let ranges: libloading::Symbol<'_, extern "C" fn(*mut u8, usize) -> usize> =
+        unsafe { library.get(b"fakeRoctxRanges") }.unwrap();
+    let mut text = vec![0; 1 << 16];
+    let length = ranges(text.as_mut_ptr(), text.len());
+    let text = String::from_utf8(text[..length].to_vec()).unwrap();
+    let names: Vec<&str> = text.lines().collect();
+    // Names as they began, and how deep the last one was; every range has ended.
+    assert_eq!(names.first(), Some(&"select.f32.gfx950.radix"), "{text}");
+    assert!(names.contains(&"sparse_decode.q8kv8.gfx950.mfma"), "{text}");
+    assert_eq!(names.last(), Some(&"depth 0"), "{text}");
 }
 
 /// What a context-parallel engine calls itself.
@@ -391,26 +411,29 @@ fn graphs_and_peers(hip: &Hip) {
         (0, std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: all pointers are valid for the calls.
     unsafe {
-        assert_eq!((table.hipDeviceCanAccessPeer)(&mut can, 0, 1), 0);
+        assert_eq!(table.hipDeviceCanAccessPeer.unwrap()(&mut can, 0, 1), 0);
     }
     assert_eq!(can, 1);
     // SAFETY: no pointers are passed.
-    let codes = [0, 1].map(|_| unsafe { (table.hipDeviceEnablePeerAccess)(1, 0) });
+    let codes = [0, 1].map(|_| unsafe { table.hipDeviceEnablePeerAccess.unwrap()(1, 0) });
     assert_eq!(codes, [0, 704]);
     assert!(hip.check("peer", 704).unwrap_err().to_string().contains("already enabled"));
     let mut word = 0;
     // SAFETY: all pointers are valid for the calls.
     unsafe {
         assert_eq!((table.hipMalloc)(&mut word, 4), 0);
-        assert_eq!((table.hipStreamCreate)(&mut stream), 0);
-        assert_eq!((table.hipStreamBeginCapture)(stream, 0), 0);
+        assert_eq!(table.hipStreamCreate.unwrap()(&mut stream), 0);
+        assert_eq!(table.hipStreamBeginCapture.unwrap()(stream, 0), 0);
         assert_eq!((table.hipMemsetD32Async)(word, 7, 1, stream), 0);
         let mut refused = 0;
         assert_eq!((table.hipMalloc)(&mut refused, 4), 900);
-        assert_eq!((table.hipStreamEndCapture)(stream, &mut graph), 0);
+        assert_eq!(table.hipStreamEndCapture.unwrap()(stream, &mut graph), 0);
         let none = std::ptr::null_mut();
-        assert_eq!((table.hipGraphInstantiate)(&mut executable, graph, none, std::ptr::null_mut(), 0), 0);
-        assert_eq!((table.hipGraphLaunch)(executable, stream), 0);
+        assert_eq!(
+            table.hipGraphInstantiate.unwrap()(&mut executable, graph, none, std::ptr::null_mut(), 0),
+            0
+        );
+        assert_eq!(table.hipGraphLaunch.unwrap()(executable, stream), 0);
         assert_eq!((table.hipStreamSynchronize)(stream), 0);
     }
     let mut value = 0u32;

@@ -22,12 +22,14 @@ const THREAD_LOCAL: c_int = 1;
 /// `CU_STREAM_NON_BLOCKING` (cuda.h): the default stream does not wait for it.
 const NON_BLOCKING: c_uint = 1;
 
-/// Declares the functions of the driver that are used, and loads them.
+/// Declares the functions of the driver that are used, loads them, and calls them: a code other than 0 is an error with
+/// the function's name. For this file only, which passes handles of its own, null where one was never made.
 macro_rules! driver {
-    ($($name:ident: fn($($argument:ty),*);)*) => {
+    ($($name:ident($($argument:ident: $type:ty),*);)*) => {
         #[allow(non_snake_case)]
-        struct Functions { $($name: unsafe extern "C" fn($($argument),*) -> Code),* }
+        struct Functions { $($name: unsafe extern "C" fn($($type),*) -> Code),* }
 
+        #[allow(non_snake_case)]
         impl Functions {
             fn load(library: &Library) -> Option<Self> {
                 Some(Self { $(
@@ -35,31 +37,38 @@ macro_rules! driver {
                     $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }.ok()?,
                 )* })
             }
+
+            $(fn $name(&self, $($argument: $type),*) -> Result<()> {
+                // SAFETY: pointers are to locals of the caller, handles are its own and alive or null, and device addresses
+                // are of live allocations.
+                let code = unsafe { (self.$name)($($argument),*) };
+                if code == 0 { Ok(()) } else { Err(Error::Device { code, text: stringify!($name).to_owned() }) }
+            })*
         }
     };
 }
 
 driver! {
-    cuDeviceGet: fn(*mut c_int, c_int);
-    cuDevicePrimaryCtxRetain: fn(*mut Handle, c_int);
-    cuDevicePrimaryCtxRelease_v2: fn(c_int);
-    cuCtxPushCurrent_v2: fn(Handle);
-    cuCtxPopCurrent_v2: fn(*mut Handle);
-    cuStreamCreate: fn(*mut Handle, c_uint);
-    cuStreamSynchronize: fn(Handle);
-    cuStreamDestroy_v2: fn(Handle);
-    cuStreamBeginCapture_v2: fn(Handle, c_int);
-    cuStreamEndCapture: fn(Handle, *mut Handle);
-    cuGraphInstantiateWithFlags: fn(*mut Handle, Handle, u64);
-    cuGraphLaunch: fn(Handle, Handle);
-    cuGraphExecDestroy: fn(Handle);
-    cuGraphDestroy: fn(Handle);
-    cuEventCreate: fn(*mut Handle, c_uint);
-    cuEventRecord: fn(Handle, Handle);
-    cuEventSynchronize: fn(Handle);
-    cuEventElapsedTime: fn(*mut f32, Handle, Handle);
-    cuEventDestroy_v2: fn(Handle);
-    cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Handle);
+    cuDeviceGet(out: *mut c_int, ordinal: c_int);
+    cuDevicePrimaryCtxRetain(out: *mut Handle, device: c_int);
+    cuDevicePrimaryCtxRelease_v2(device: c_int);
+    cuCtxPushCurrent_v2(context: Handle);
+    cuCtxPopCurrent_v2(out: *mut Handle);
+    cuStreamCreate(out: *mut Handle, flags: c_uint);
+    cuStreamSynchronize(stream: Handle);
+    cuStreamDestroy_v2(stream: Handle);
+    cuStreamBeginCapture_v2(stream: Handle, mode: c_int);
+    cuStreamEndCapture(stream: Handle, out: *mut Handle);
+    cuGraphInstantiateWithFlags(out: *mut Handle, graph: Handle, flags: u64);
+    cuGraphLaunch(graph: Handle, stream: Handle);
+    cuGraphExecDestroy(graph: Handle);
+    cuGraphDestroy(graph: Handle);
+    cuEventCreate(out: *mut Handle, flags: c_uint);
+    cuEventRecord(event: Handle, stream: Handle);
+    cuEventSynchronize(event: Handle);
+    cuEventElapsedTime(out: *mut f32, begin: Handle, end: Handle);
+    cuEventDestroy_v2(event: Handle);
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle);
 }
 
 /// The driver with a stream and two events in a device's primary context, which is current in this thread.
@@ -70,10 +79,6 @@ pub(super) struct Driver {
     begin: Handle,
     end: Handle,
     _library: Library,
-}
-
-fn check(what: &str, code: Code) -> Result<()> {
-    if code == 0 { Ok(()) } else { Err(Error::Device { code, text: what.to_owned() }) }
 }
 
 impl Driver {
@@ -94,15 +99,12 @@ impl Driver {
             _library: library,
         };
         let f = &driver.functions;
-        // SAFETY: the pointers are valid for one value each.
-        unsafe {
-            check("cuDeviceGet", (f.cuDeviceGet)(&mut handle, ordinal))?;
-            check("cuDevicePrimaryCtxRetain", (f.cuDevicePrimaryCtxRetain)(&mut context, handle))?;
-            check("cuCtxPushCurrent", (f.cuCtxPushCurrent_v2)(context))?;
-            check("cuStreamCreate", (f.cuStreamCreate)(&mut driver.stream, NON_BLOCKING))?;
-            check("cuEventCreate", (f.cuEventCreate)(&mut driver.begin, 0))?;
-            check("cuEventCreate", (f.cuEventCreate)(&mut driver.end, 0))?;
-        }
+        f.cuDeviceGet(&mut handle, ordinal)?;
+        f.cuDevicePrimaryCtxRetain(&mut context, handle)?;
+        f.cuCtxPushCurrent_v2(context)?;
+        f.cuStreamCreate(&mut driver.stream, NON_BLOCKING)?;
+        f.cuEventCreate(&mut driver.begin, 0)?;
+        f.cuEventCreate(&mut driver.end, 0)?;
         driver.device = handle;
         Ok(Some(driver))
     }
@@ -111,25 +113,18 @@ impl Driver {
     fn time(&self, work: impl FnOnce(&Functions, Handle) -> Result<()>) -> Result<f64> {
         let f = &self.functions;
         let mut milliseconds = 0.0;
-        // SAFETY: stream and events are this value's own and alive.
-        unsafe {
-            check("cuStreamSynchronize", (f.cuStreamSynchronize)(self.stream))?;
-            check("cuEventRecord", (f.cuEventRecord)(self.begin, self.stream))?;
-            work(f, self.stream)?;
-            check("cuEventRecord", (f.cuEventRecord)(self.end, self.stream))?;
-            check("cuEventSynchronize", (f.cuEventSynchronize)(self.end))?;
-            let code = (f.cuEventElapsedTime)(&mut milliseconds, self.begin, self.end);
-            check("cuEventElapsedTime", code)?;
-        }
+        f.cuStreamSynchronize(self.stream)?;
+        f.cuEventRecord(self.begin, self.stream)?;
+        work(f, self.stream)?;
+        f.cuEventRecord(self.end, self.stream)?;
+        f.cuEventSynchronize(self.end)?;
+        f.cuEventElapsedTime(&mut milliseconds, self.begin, self.end)?;
         Ok(f64::from(milliseconds) * 1e-3)
     }
 
     /// Seconds of each of `copies` copies between two allocations of `bytes`, after one that is not timed.
     pub(super) fn copy_times(&self, to: u64, from: u64, bytes: u64, copies: usize) -> Result<Vec<f64>> {
-        let copy = |f: &Functions, stream| {
-            // SAFETY: both are allocations of `bytes` on this device, and nothing else uses them.
-            check("cuMemcpyDtoDAsync", unsafe { (f.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, stream) })
-        };
+        let copy = |f: &Functions, stream| f.cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream);
         self.time(copy)?;
         (0..copies).map(|_| self.time(copy)).collect()
     }
@@ -139,14 +134,12 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let f = &self.functions;
         let mut context = null_mut();
-        // SAFETY: each handle is this value's own, and null ones are refused by the driver.
-        unsafe {
-            (f.cuEventDestroy_v2)(self.begin);
-            (f.cuEventDestroy_v2)(self.end);
-            (f.cuStreamDestroy_v2)(self.stream);
-            (f.cuCtxPopCurrent_v2)(&mut context);
-            (f.cuDevicePrimaryCtxRelease_v2)(self.device);
-        }
+        // There is nobody to tell; null handles are refused by the driver.
+        let _ = f.cuEventDestroy_v2(self.begin);
+        let _ = f.cuEventDestroy_v2(self.end);
+        let _ = f.cuStreamDestroy_v2(self.stream);
+        let _ = f.cuCtxPopCurrent_v2(&mut context);
+        let _ = f.cuDevicePrimaryCtxRelease_v2(self.device);
     }
 }
 
@@ -164,15 +157,12 @@ impl CudaClock {
     fn capture(&self, runs: usize, enqueue: &mut Enqueue<'_>) -> Result<Graph<'_>> {
         let (f, stream) = (&self.driver.functions, self.driver.stream);
         let mut graph = Graph { functions: f, graph: null_mut(), executable: null_mut() };
-        // SAFETY: the stream is ours and idle.
-        check("cuStreamBeginCapture", unsafe { (f.cuStreamBeginCapture_v2)(stream, THREAD_LOCAL) })?;
+        f.cuStreamBeginCapture_v2(stream, THREAD_LOCAL)?;
         let captured = (0..runs).try_for_each(|number| enqueue(Stream(stream as u64), number));
-        // SAFETY: the capture began above; it ends whatever was enqueued.
-        let ended = check("cuStreamEndCapture", unsafe { (f.cuStreamEndCapture)(stream, &mut graph.graph) });
+        // It ends whatever was enqueued.
+        let ended = f.cuStreamEndCapture(stream, &mut graph.graph);
         captured.and(ended)?;
-        // SAFETY: the graph is complete.
-        let code = unsafe { (f.cuGraphInstantiateWithFlags)(&mut graph.executable, graph.graph, 0) };
-        check("cuGraphInstantiate", code)?;
+        f.cuGraphInstantiateWithFlags(&mut graph.executable, graph.graph, 0)?;
         Ok(graph)
     }
 }
@@ -180,10 +170,7 @@ impl CudaClock {
 impl Clock for CudaClock {
     fn sample(&mut self, samples: usize, runs: usize, enqueue: &mut Enqueue<'_>) -> Result<Vec<f64>> {
         let graph = self.capture(runs, enqueue)?;
-        let replay = |f: &Functions, stream| {
-            // SAFETY: the graph is instantiated, and what it names is alive as long as the runs are timed.
-            check("cuGraphLaunch", unsafe { (f.cuGraphLaunch)(graph.executable, stream) })
-        };
+        let replay = |f: &Functions, stream| f.cuGraphLaunch(graph.executable, stream);
         let times = (0..samples + WARM_UP).map(|_| Ok(self.driver.time(replay)? / runs.max(1) as f64));
         let mut times: Vec<f64> = times.collect::<Result<_>>()?;
         Ok(times.split_off(WARM_UP))
@@ -203,14 +190,12 @@ struct Graph<'a> {
 
 impl Drop for Graph<'_> {
     fn drop(&mut self) {
-        // SAFETY: each handle is this value's own; one that was never made is null.
-        unsafe {
-            if !self.executable.is_null() {
-                (self.functions.cuGraphExecDestroy)(self.executable);
-            }
-            if !self.graph.is_null() {
-                (self.functions.cuGraphDestroy)(self.graph);
-            }
+        // There is nobody to tell.
+        if !self.executable.is_null() {
+            let _ = self.functions.cuGraphExecDestroy(self.executable);
+        }
+        if !self.graph.is_null() {
+            let _ = self.functions.cuGraphDestroy(self.graph);
         }
     }
 }

@@ -34,7 +34,7 @@ fn g01_speculative_rows_see_what_their_global_positions_say() {
 }
 
 #[test]
-fn m05_ranks_that_do_not_arrive_are_named_and_nobody_hangs() {
+fn ranks_that_do_not_arrive_are_named_and_nobody_hangs() {
     let line = format!("index_score(hq=8,hkv=2,hi=2,k=4,len=[1x700],{})", formats("gfx950")[1]);
     let ranks = Group { spins: 200, ..Group::new("gfx950", 4, &line) }.start();
     for rank in [0, 2] {

@@ -192,3 +192,27 @@ fn p03_p04_work_is_divided_by_blocks() {
     let plan = device.plan(&op, &Lengths::upto(1, 1, 8704).unwrap(), &PlanOptions::default()).unwrap();
     assert!(plan.block_parts.len() as u64 >= units);
 }
+
+#[test]
+fn o04_code_objects_hold_the_documented_architectures() {
+    if !ready() {
+        return;
+    }
+    let folder =
+        rocm_emu::folders().into_iter().find(|folder| folder.join("manifest.toml").exists()).unwrap();
+    let mut found = std::collections::BTreeSet::new();
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.extension().is_some_and(|extension| extension == "hsaco") {
+            let object =
+                msa_emu::gfx9::code_object::CodeObject::parse(&std::fs::read(&path).unwrap()).unwrap();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            assert!(name.ends_with(object.architecture()), "{name} holds {}", object.architecture());
+            found.insert(object.architecture().to_owned());
+        }
+    }
+    let found: Vec<String> = found.into_iter().collect();
+    assert_eq!(found, ARCHITECTURES);
+    assert_eq!(found.join(" "), msa_rocm::plugin::PLUGIN.arches);
+    let readme = include_str!("../../../README.md");
+    assert!(readme.contains("| `msa-rocm`, gfx942, gfx950 |"), "the table of README says something else");
+}

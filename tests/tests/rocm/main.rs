@@ -7,6 +7,7 @@
 
 mod captured;
 mod emu_set;
+mod examples;
 mod field_append;
 mod field_caches;
 mod field_decode;

@@ -32,6 +32,10 @@ struct Case {
     order: VScaleOrder,
     /// A page stands for none: its tokens are dropped.
     null: bool,
+    /// A slot lies behind the cache; without it, the only slot out of range is negative.
+    high: bool,
+    /// The rows are those of a step: what stands behind the last request is padding.
+    padded: bool,
     seed: u64,
 }
 
@@ -44,10 +48,14 @@ const CASE: Case = Case {
     scaled: false,
     order: VScaleOrder::TokenQuad,
     null: false,
+    high: true,
+    padded: false,
     seed: 1,
 };
 
 const ROWS: usize = 9;
+/// Rows of two requests; the others are padding, where anything is.
+const LIVE_ROWS: usize = 7;
 const HEADS: usize = 3;
 const PAGES: usize = 3;
 const POSITIONS: usize = 20;
@@ -89,7 +97,8 @@ fn inputs(case: &Case) -> Inputs {
     source[5 * CHANNELS + 77] = bf16::NAN;
     let angles: Vec<f32> = (0..POSITIONS * case.half).map(|_| random.below(6000) as f32 * 1e-3).collect();
     // Two rows share a slot, one slot is skipped, one lies outside; of two rows with the slot 5 the later has no position.
-    let slots = vec![5, 260, -1, 300, 300, PAGES as i64 * BLOCK as i64, 7, -2, 5];
+    let high = if case.high { PAGES as i64 * BLOCK as i64 } else { -1 };
+    let slots = vec![5, 260, -1, 300, 300, high, 7, -2, 5];
     let positions = vec![0, 3, 19, 7, 1, 2, 12, 5, if case.half == 0 { 0 } else { POSITIONS as i32 }];
     Inputs {
         source,
@@ -146,6 +155,15 @@ fn check(case: &Case) {
             VScaleOrder::TokenQuad => (1, 4),
             VScaleOrder::Linear => (GROUPS as u32, 1),
         };
+        let rows_of_a_step = Batch {
+            status: status_at,
+            query_offsets: constant(&bytes_of(&[0, 3, LIVE_ROWS as i32], i32::to_le_bytes)),
+            kv_lengths: constant(&bytes_of(&[20, 20], i32::to_le_bytes)),
+            bounds: constant(&bytes_of(&[8, 20, 8, 20], i32::to_le_bytes)),
+            requests: 2,
+            rows: ROWS as u32,
+            ..Batch::default()
+        };
         let parameters = Append {
             source: constant(&bits(&inputs.source)),
             norm: if case.norm { constant(&bits(&inputs.norm)) } else { 0 },
@@ -160,7 +178,7 @@ fn check(case: &Case) {
             tensor_scale: if case.scaled { constant(&SCALE.to_le_bytes()) } else { 0 },
             output: output_at,
             scales: scales_at,
-            batch: Batch { status: status_at, ..Batch::default() },
+            batch: if case.padded { rows_of_a_step } else { Batch { status: status_at, ..Batch::default() } },
             source_row_stride: (HEADS * CHANNELS * 2) as u64,
             source_head_stride: (CHANNELS * 2) as u64,
             cosine_stride: case.half as u64,
@@ -222,6 +240,10 @@ impl Written {
 
     /// Page and token of a row, or its own place; `None` if it is not stored.
     fn place(&mut self, case: &Case, inputs: &Inputs, row: usize) -> Option<(usize, usize)> {
+        let rows = if case.padded { LIVE_ROWS } else { ROWS };
+        if row >= rows {
+            return None;
+        }
         let fits = |row: usize| case.half == 0 || inputs.positions[row] < POSITIONS as i32;
         let slot = inputs.slots[row];
         let outside = !case.query && (slot < -1 || slot >= (PAGES * BLOCK) as i64);
@@ -236,7 +258,7 @@ impl Written {
         if slot < 0 || outside || null {
             return None;
         }
-        let replaced = (row + 1..ROWS).any(|later| inputs.slots[later] == slot && fits(later));
+        let replaced = (row + 1..rows).any(|later| inputs.slots[later] == slot && fits(later));
         (!replaced).then_some((slot as usize / BLOCK, slot as usize % BLOCK))
     }
 
@@ -296,6 +318,10 @@ fn queries_and_caches_in_every_format() {
     for stored in [Stored::Bf16, Stored::Fp8, Stored::Nvfp4] {
         check(&Case { stored, ..CASE });
         check(&Case { stored, scaled: true, order: VScaleOrder::Linear, seed: 2, ..CASE });
+    }
+    check(&Case { high: false, stored: Stored::Fp8, seed: 10, ..CASE });
+    for stored in [Stored::Bf16, Stored::Fp8, Stored::Nvfp4] {
+        check(&Case { padded: true, stored, seed: 11, ..CASE });
     }
     check(&Case { null: true, stored: Stored::Nvfp4, seed: 9, ..CASE });
     check(&Case { query: true, seed: 3, ..CASE });

@@ -32,6 +32,8 @@ pub(crate) struct Case<'a> {
     pub(crate) copies: bool,
     /// The page of block 0 of the first request stands for none.
     pub(crate) null: bool,
+    /// The length of request 1 is above its bound.
+    pub(crate) too_long: bool,
     /// Blocks that every request shares with the first.
     pub(crate) prefix: usize,
     /// Pages and rows lie so far apart that offsets need more than 32 bits.
@@ -58,6 +60,7 @@ impl Default for Case<'_> {
             broken: false,
             copies: false,
             null: false,
+            too_long: false,
             prefix: 0,
             far: false,
             window: None,
@@ -87,7 +90,8 @@ impl Case<'_> {
 
     /// Status bits that a run must leave.
     pub(crate) fn status(&self) -> u32 {
-        9 * u32::from(self.broken) | u32::from(self.copies) << 4
+        let bits = [(self.broken, 1 | 8), (self.copies, 16), (self.too_long, 4)];
+        bits.iter().filter(|(set, _)| *set).fold(0, |all, (_, bits)| all | bits)
     }
 }
 
@@ -123,6 +127,9 @@ impl Inputs {
         for (request, i) in requests.all_rows() {
             (0..case.lists).for_each(|_| lists.extend(list(case, &requests, request, i, &mut random)));
         }
+        if case.too_long {
+            requests.too_long = Some(1);
+        }
         if case.null {
             requests.null_page = Some(requests.page(0, 0) as u32);
         }
@@ -140,6 +147,9 @@ impl Inputs {
         list: usize,
         slot: usize,
     ) -> Option<(usize, usize)> {
+        if self.requests.is_lost(row) {
+            return None;
+        }
         let (request, i) = self.requests.all_rows()[row];
         let own = &self.lists[(row * case.lists + list) * case.slots..][..case.slots];
         let block = usize::try_from(own[slot]).ok()?;

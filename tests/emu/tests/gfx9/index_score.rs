@@ -27,6 +27,8 @@ struct Case<'a> {
     broken: bool,
     /// The page of the second block of the first request stands for none.
     null: bool,
+    /// The length of request 1 is above its bound.
+    too_long: bool,
     /// Scores go to a list of addresses, one a head: the transport that writes to the heads' owners.
     by_head: bool,
     /// Pages lie so far apart that offsets need more than 32 bits.
@@ -48,6 +50,7 @@ impl Default for Case<'_> {
             positions: false,
             broken: false,
             null: false,
+            too_long: false,
             by_head: false,
             far: false,
             window: None,
@@ -88,6 +91,9 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
     }
     if case.null {
         requests.null_page = Some(requests.page(0, 1) as u32);
+    }
+    if case.too_long {
+        requests.too_long = Some(1);
     }
     let rows = requests.rows();
     let queries = Queries::new(query, generation, rows * case.heads, &mut random);
@@ -150,14 +156,15 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
             let best = scorer.score(&keys.tokens(page, 0), &vec![visible; case.heads]).unwrap();
             scores.iter_mut().zip(best).for_each(|(scores, best)| scores[column] = best * scale);
         }
-        let touched = (row_begin..row_end).contains(&(row as u32));
+        let touched = (row_begin..row_end).contains(&(row as u32)) && !requests.is_lost(row);
         let untouched = f32::from_le_bytes([UNTOUCHED; 4]);
         want.extend(scores.into_iter().flatten().map(|score| if touched { score } else { untouched }));
     }
     let difference = first_difference(&floats(machine.bytes(scores)), &want);
     assert_eq!(difference, None, "{architecture} {formats}");
-    // Bit 0 of the status word: a page out of range.
-    assert_eq!(machine.bytes(device.status), u32::from(case.broken).to_le_bytes());
+    // Bits 0 and 2 of the status word: a page and a length out of range.
+    let status = u32::from(case.broken) | u32::from(case.too_long) << 2;
+    assert_eq!(machine.bytes(device.status), status.to_le_bytes());
 }
 
 #[test]
@@ -197,6 +204,7 @@ fn null_pages_far_pages_and_windows_of_rows() {
     check(&Case { lengths: &lengths, null: true, seed: 9, ..Case::default() });
     check(&Case { lengths: &lengths, far: true, seed: 10, ..Case::default() });
     check(&Case { lengths: &lengths, window: Some((1, 4)), seed: 11, ..Case::default() });
+    check(&Case { lengths: &lengths, too_long: true, seed: 12, ..Case::default() });
 }
 
 /// Everything above, for faulty kernels.

@@ -94,7 +94,7 @@ fn check(case: &Case) {
         let sums = place(&bytes_of(&inputs.sums, f32::to_le_bytes));
         let (out, lse) = (
             machine.buffer(&vec![UNTOUCHED; ALL_ROWS * HEADS * CHANNELS * element]),
-            machine.buffer(&vec![UNTOUCHED; ALL_ROWS * HEADS * 4]),
+            machine.buffer(&[UNTOUCHED; ALL_ROWS * HEADS * 4]),
         );
         let (row, head) = (HEADS * CHANNELS, CHANNELS);
         let parameters = Merge {

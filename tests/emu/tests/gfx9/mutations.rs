@@ -146,7 +146,10 @@ fn install_quiet_hook() {
 }
 
 fn check_family(family: &str) {
-    let faults: Vec<Mutation> = catalogue().into_iter().filter(|m| m.family == family).collect();
+    // `MSA_MUTATION=family.name` runs one alone.
+    let asked = std::env::var("MSA_MUTATION").ok();
+    let wanted = |m: &Mutation| m.family == family && asked.as_ref().is_none_or(|asked| *asked == m.label());
+    let faults: Vec<Mutation> = catalogue().into_iter().filter(wanted).collect();
     install_quiet_hook();
     QUIET.set(true);
     let problems: Vec<String> = faults.iter().filter_map(problem).collect();

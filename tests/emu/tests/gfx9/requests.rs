@@ -21,6 +21,8 @@ pub(crate) struct Requests {
     pub(crate) positions: Option<Vec<i32>>,
     /// A page that stands for none.
     pub(crate) null_page: Option<u32>,
+    /// A request whose length on the device is above its bound: its rows are not touched.
+    pub(crate) too_long: Option<usize>,
 }
 
 /// The batch on a device.
@@ -43,7 +45,15 @@ impl Requests {
         for (row, (_, kv)) in table.chunks_mut(table_stride).zip(lengths) {
             row[..blocks(*kv) as usize].iter_mut().for_each(|page| *page = order.pop().unwrap());
         }
-        Self { lengths: lengths.to_vec(), table, table_stride, pages, positions: None, null_page: None }
+        Self {
+            lengths: lengths.to_vec(),
+            table,
+            table_stride,
+            pages,
+            positions: None,
+            null_page: None,
+            too_long: None,
+        }
     }
 
     /// Gives every row a position of its own: before the first token, inside, or past the end.
@@ -91,6 +101,11 @@ impl Requests {
         (position + 1).clamp(0, i64::from(kv)) as usize
     }
 
+    /// True for a row of a request whose length is out of range.
+    pub(crate) fn is_lost(&self, row: usize) -> bool {
+        self.too_long.is_some_and(|request| self.all_rows()[row].0 == request)
+    }
+
     /// Visible tokens of one block.
     pub(crate) fn visible_in(&self, request: usize, i: usize, block: usize) -> usize {
         self.visible(request, i).saturating_sub(block * BLOCK).min(BLOCK)
@@ -101,7 +116,10 @@ impl Requests {
     }
 
     pub(crate) fn place(&self, machine: &mut Machine) -> OnDevice {
-        let kv: Vec<i32> = self.lengths.iter().map(|(_, kv)| *kv as i32).collect();
+        let mut kv: Vec<i32> = self.lengths.iter().map(|(_, kv)| *kv as i32).collect();
+        if let Some(request) = self.too_long {
+            kv[request] += 1;
+        }
         let offsets: Vec<i32> = (0..=self.lengths.len()).map(|r| self.first_row(r) as i32).collect();
         let mut constant = |values: &[i32]| {
             let id = machine.constant(&bytes_of(values, i32::to_le_bytes));

@@ -51,6 +51,8 @@ pub(crate) fn parameters(op: &Op, batch: Batch, heads: usize, columns: usize) ->
 
 /// Seeds from this on have positions of their own.
 const POSITIONS: u64 = 100;
+/// With this one the length of request 1 is above its bound.
+const TOO_LONG: u64 = 50;
 
 fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64) {
     for (architecture, _) in ARCHITECTURES {
@@ -60,6 +62,7 @@ fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64
         if seed >= POSITIONS {
             requests.scatter_positions(&mut random);
         }
+        requests.too_long = (seed == TOO_LONG).then_some(1);
         let columns = lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).max().unwrap() as usize;
         let scores = random_scores(requests.rows() * heads * columns, &mut random);
         let (lists, k) = (if reduced { 1 } else { heads }, op.geometry.top_k as usize);
@@ -79,6 +82,10 @@ fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64
         for ((request, i), out) in requests.all_rows().into_iter().zip(want.chunks_mut(lists * k)) {
             let Some(own) = requests.visible(request, i).div_ceil(BLOCK).checked_sub(1) else { continue };
             let row = requests.first_row(request) + i;
+            if requests.is_lost(row) {
+                out.fill(i32::from_le_bytes([0xcd; 4]));
+                continue;
+            }
             let heads: Vec<&[f32]> =
                 scores[row * heads * columns..][..heads * columns].chunks(columns).collect();
             if reduced {
@@ -91,6 +98,7 @@ fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64
             }
         }
         assert_eq!(integers(machine.bytes(out)), want, "{architecture} seed {seed} {op:?}");
+        assert_eq!(machine.bytes(device.status), (u32::from(seed == TOO_LONG) << 2).to_le_bytes());
     }
 }
 
@@ -123,6 +131,7 @@ fn order_by_score_and_one_list_for_all_heads() {
 #[test]
 fn a_row_that_sees_nothing_selects_nothing() {
     check(&[(3, 2)], 1, &op(16, 0, 1), false, 8);
+    check(&[(2, 900), (3, 300)], 1, &op(16, 0, 1), false, TOO_LONG);
     check(&[(4, 900), (3, 300)], 1, &op(16, 0, 1), false, POSITIONS);
 }
 

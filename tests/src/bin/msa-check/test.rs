@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use msa_tests::hits::Hits;
 use msa_tests::rehearsal;
 use msa_tests::{Case, report::Check};
@@ -138,6 +138,7 @@ fn run_all(runner: &Runner<'_>, cases: &[Case], json: bool) -> Result<Vec<Outcom
     let visible = std::io::stderr().is_terminal() && !json;
     let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(cases.len() as u64), target);
+    bar.set_style(ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} cases, {eta} left")?);
     bar.set_message(runner.name.to_owned());
     let mut outcomes = vec![None; cases.len()];
     let result = runner.run(cases, |index, outcome| {

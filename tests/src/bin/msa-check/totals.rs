@@ -54,8 +54,10 @@ impl Totals {
                 0 => String::new(),
                 count => format!("  {count} as recorded"),
             };
+            // What equals a model that no silicon has confirmed is said apart.
+            let class = if msa_tests::rocm_emu::is_model(variant) { "  class model" } else { "" };
             format!(
-                "{variant:<48} {:>6} passed  worst {:.3} of the bound  {} near-ties{recorded}\n",
+                "{variant:<48} {:>6} passed  worst {:.3} of the bound  {} near-ties{recorded}{class}\n",
                 row.cases, row.ratio, row.near_ties
             )
         };

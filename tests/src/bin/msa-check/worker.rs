@@ -54,20 +54,21 @@ pub(crate) fn run_one(
     match (with_variant(device, case, pattern), expected) {
         (Ok(case), None) => run_case(device, &case),
         (Ok(case), Some(expected)) => run_case_expecting(device, &case, expected),
-        (Err(verdict), _) => verdict,
+        (Err(verdict), _) => *verdict,
     }
 }
 
 /// The case with its variant named.
-fn with_variant(device: &Arc<dyn Device>, case: &Case, pattern: Option<&str>) -> Result<Case, Verdict> {
+fn with_variant(device: &Arc<dyn Device>, case: &Case, pattern: Option<&str>) -> Result<Case, Box<Verdict>> {
     let Some(pattern) = pattern else { return Ok(case.clone()) };
-    let op = case.descriptor().map_err(|error| Verdict::Failed(vec![Failure::new(Check::Call, error)]))?;
+    let failed = |error| Box::new(Verdict::Failed(vec![Failure::new(Check::Call, error)]));
+    let op = case.descriptor().map_err(failed)?;
     let names = match device.support(&op) {
         Support::Yes { variants } => variants,
-        Support::No { reasons } => return Err(Verdict::Skipped(reasons.join("; "))),
+        Support::No { reasons } => return Err(Box::new(Verdict::Skipped(reasons.join("; ")))),
     };
     let Some(name) = names.into_iter().find(|name| matches(pattern, name)) else {
-        return Err(Verdict::Skipped(format!("no variant that takes it matches {pattern}")));
+        return Err(Box::new(Verdict::Skipped(format!("no variant that takes it matches {pattern}"))));
     };
     Ok(named_variant(case, &name))
 }
