@@ -9,9 +9,20 @@
 
 #ifdef __cplusplus
 #define MSA_STATIC_ASSERT static_assert
-extern "C" {
 #else
 #define MSA_STATIC_ASSERT _Static_assert
+#endif
+
+/* Nothing may be thrown across the border (ABI-8). From C++17 on the type of a function says whether it may throw, so that
+ * one that may does not fit into the table: catch everything and answer with MSA_STATUS_PANIC. */
+#if defined(__cplusplus) && __cplusplus >= 201703L
+#define MSA_NOEXCEPT noexcept
+#else
+#define MSA_NOEXCEPT
+#endif
+
+#ifdef __cplusplus
+extern "C" {
 #endif
 
 #define MSA_ABI_MAJOR 1u
@@ -131,63 +142,63 @@ typedef struct MsaRun MsaRun;
 typedef struct MsaPluginApi MsaPluginApi;
 
 /* Receives a log line of length bytes at level. May be called from any thread. */
-typedef void (*MsaLog)(void *context, uint32_t level, const char *text, uint64_t length);
+typedef void (*MsaLog)(void *context, uint32_t level, const char *text, uint64_t length) MSA_NOEXCEPT;
 
 /* The exported symbol. Writes a table of the host's major version to out, or answers
  * MSA_STATUS_ABI_MISMATCH with both versions in the text. The table lives for the process. */
-typedef uint32_t (*MsaPluginEntry)(const MsaHostInfo *host, const MsaPluginApi **out, MsaDiag *diag);
+typedef uint32_t (*MsaPluginEntry)(const MsaHostInfo *host, const MsaPluginApi **out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Number of devices. Without a driver or a device: MSA_STATUS_UNAVAILABLE, 0 and the reason. */
-typedef uint32_t (*MsaDeviceCount)(MsaInstance *instance, uint32_t *out, MsaDiag *diag);
+typedef uint32_t (*MsaDeviceCount)(MsaInstance *instance, uint32_t *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Describes the device at index, below the number of devices. */
-typedef uint32_t (*MsaDeviceInfoGet)(MsaInstance *instance, uint32_t index, MsaDeviceInfo *out, MsaDiag *diag);
+typedef uint32_t (*MsaDeviceInfoGet)(MsaInstance *instance, uint32_t index, MsaDeviceInfo *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Opens the device of an ordinal. The same one may be opened several times. */
-typedef uint32_t (*MsaDeviceOpen)(MsaInstance *instance, uint32_t ordinal, MsaDevice **out, MsaDiag *diag);
+typedef uint32_t (*MsaDeviceOpen)(MsaInstance *instance, uint32_t ordinal, MsaDevice **out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Closes a device; never synchronises. Null is allowed. What was prepared on it stays usable. */
-typedef uint32_t (*MsaDeviceClose)(MsaDevice *device, MsaDiag *diag);
+typedef uint32_t (*MsaDeviceClose)(MsaDevice *device, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Number of kernel variants. */
-typedef uint32_t (*MsaVariantCount)(MsaDevice *device, uint32_t *out, MsaDiag *diag);
+typedef uint32_t (*MsaVariantCount)(MsaDevice *device, uint32_t *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Describes the variant at index; best first within an operation. */
-typedef uint32_t (*MsaVariantGet)(MsaDevice *device, uint32_t index, MsaVariant *out, MsaDiag *diag);
+typedef uint32_t (*MsaVariantGet)(MsaDevice *device, uint32_t index, MsaVariant *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Says which variants take an operation, or why none does. */
-typedef uint32_t (*MsaSupportGet)(MsaDevice *device, const MsaOp *op, MsaSupport *out, MsaDiag *diag);
+typedef uint32_t (*MsaSupportGet)(MsaDevice *device, const MsaOp *op, MsaSupport *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Plans an operation. Pure: the device is not touched. */
-typedef uint32_t (*MsaPlanMake)(MsaDevice *device, const MsaPlanRequest *request, MsaPlan *out, MsaDiag *diag);
+typedef uint32_t (*MsaPlanMake)(MsaDevice *device, const MsaPlanRequest *request, MsaPlan *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Makes a plan runnable: may allocate and load code. Not during graph capture. */
-typedef uint32_t (*MsaPrepare)(MsaDevice *device, const MsaPlan *plan, MsaPrepared **out, MsaDiag *diag);
+typedef uint32_t (*MsaPrepare)(MsaDevice *device, const MsaPlan *plan, MsaPrepared **out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Frees what was prepared; never synchronises. Null is allowed. */
-typedef uint32_t (*MsaPreparedFree)(MsaPrepared *prepared, MsaDiag *diag);
+typedef uint32_t (*MsaPreparedFree)(MsaPrepared *prepared, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Enqueues the work and returns: no allocation on the device, no synchronisation, capturable. May run
  * concurrently on one prepared with distinct workspaces and streams. On an error nothing was enqueued. */
-typedef uint32_t (*MsaEnqueue)(MsaPrepared *prepared, const MsaRun *run, MsaDiag *diag);
+typedef uint32_t (*MsaEnqueue)(MsaPrepared *prepared, const MsaRun *run, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* The status word that the last run left in the workspace; waits for the stream. */
-typedef uint32_t (*MsaRunStatus)(MsaPrepared *prepared, uint64_t stream, const MsaSpan *workspace, uint32_t *out, MsaDiag *diag);
+typedef uint32_t (*MsaRunStatus)(MsaPrepared *prepared, uint64_t stream, const MsaSpan *workspace, uint32_t *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Allocates device memory, aligned to 256 bytes. */
-typedef uint32_t (*MsaAllocate)(MsaDevice *device, uint64_t bytes, uint64_t *out, MsaDiag *diag);
+typedef uint32_t (*MsaAllocate)(MsaDevice *device, uint64_t bytes, uint64_t *out, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Frees what MsaAllocate gave. */
-typedef uint32_t (*MsaRelease)(MsaDevice *device, uint64_t address, MsaDiag *diag);
+typedef uint32_t (*MsaRelease)(MsaDevice *device, uint64_t address, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Copies length bytes to the device; waits. */
-typedef uint32_t (*MsaWrite)(MsaDevice *device, uint64_t address, const void *bytes, uint64_t length, MsaDiag *diag);
+typedef uint32_t (*MsaWrite)(MsaDevice *device, uint64_t address, const void *bytes, uint64_t length, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Copies length bytes from the device; waits for all work before it. */
-typedef uint32_t (*MsaRead)(MsaDevice *device, uint64_t address, void *bytes, uint64_t length, MsaDiag *diag);
+typedef uint32_t (*MsaRead)(MsaDevice *device, uint64_t address, void *bytes, uint64_t length, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* Waits for a stream. */
-typedef uint32_t (*MsaSynchronize)(MsaDevice *device, uint64_t stream, MsaDiag *diag);
+typedef uint32_t (*MsaSynchronize)(MsaDevice *device, uint64_t stream, MsaDiag *diag) MSA_NOEXCEPT;
 
 /* UTF-8 text that is passed in; not terminated. */
 struct MsaText {
@@ -512,7 +523,7 @@ struct MsaPluginApi {
 };
 
 /* The one symbol that a plugin exports: an MsaPluginEntry. */
-uint32_t msa_plugin_entry(const MsaHostInfo *host, const MsaPluginApi **out, MsaDiag *diag);
+uint32_t msa_plugin_entry(const MsaHostInfo *host, const MsaPluginApi **out, MsaDiag *diag) MSA_NOEXCEPT;
 
 MSA_STATIC_ASSERT(sizeof(MsaText) == 16, "MsaText");
 MSA_STATIC_ASSERT(offsetof(MsaText, text) == 0, "MsaText, text");

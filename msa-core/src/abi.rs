@@ -17,6 +17,8 @@ mod border;
 mod describe;
 mod descriptor;
 mod diagnosis;
+#[cfg(test)]
+mod hostile;
 mod numbers;
 mod policy;
 

@@ -144,6 +144,14 @@ impl Args {
         self
     }
 
+    /// Leaves out the tensor of a role.
+    #[must_use]
+    pub fn without(&self, role: Role) -> Self {
+        let mut args = self.clone();
+        args.tensors.retain(|(r, _)| *r != role);
+        args
+    }
+
     /// Sets the KV cache.
     #[must_use]
     pub fn with_kv_cache(mut self, cache: KvCache) -> Self {

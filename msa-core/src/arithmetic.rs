@@ -206,7 +206,7 @@ pub enum RowSum {
     #[default]
     Lanes16 = 0,
     /// Four partial sums, quad q owns tokens `16*(x>>1) + 4q + 2(x&1)` and the next, pairs first; then
-    /// `(q0+q1)+(q2+q3)`.
+    /// `(q0+q1)+(q2+q3)`. With a lagging reference the pairs of an update are added to each other first.
     QuadPairs = 1,
     /// Four partial sums; quad q sums columns `8j + 2q` over j, then columns `8j + 2q + 1`, and adds the two; then
     /// `(q0+q1)+(q2+q3)`.

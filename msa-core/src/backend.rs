@@ -133,7 +133,7 @@ impl Status {
     pub const NAN: u32 = 1 << 5;
     /// A position was negative or beyond the RoPE table.
     pub const POSITION: u32 = 1 << 6;
-    /// A rank did not arrive; the rank stands in bits 16..24.
+    /// Ranks did not arrive; bits 16..24 have one for each.
     pub const RANK: u32 = 1 << 7;
 
     /// The bits of both.
@@ -162,6 +162,9 @@ impl fmt::Display for Status {
         ];
         let set: Vec<_> = (0..8).filter(|i| self.0 >> i & 1 == 1).map(|i| NAMES[i]).collect();
         f.write_str(if set.is_empty() { "clean" } else { "" })?;
-        f.write_str(&set.join(", "))
+        f.write_str(&set.join(", "))?;
+        let ranks: Vec<_> =
+            (0..8).filter(|rank| self.0 >> (16 + rank) & 1 == 1).map(|rank| rank.to_string()).collect();
+        if ranks.is_empty() { Ok(()) } else { write!(f, " ({})", ranks.join(", ")) }
     }
 }

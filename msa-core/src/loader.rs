@@ -9,6 +9,8 @@ mod backend;
 mod call;
 mod elf;
 mod environment;
+#[cfg(test)]
+mod fuzz;
 mod library;
 mod manifest;
 mod negotiate;
@@ -55,8 +57,8 @@ impl Registry {
         report
     }
 
-    /// Loads what the process's environment names, then what lies beside the executable and in the folder `plugins`
-    /// above it.
+    /// Loads what the process's environment names, then what lies in the executable's folder and in `plugins` beside it;
+    /// programs that cargo built also look into `plugins` of the target folder.
     pub fn load_default(&mut self) -> Report {
         self.load_from(&Environment::of_process())
     }

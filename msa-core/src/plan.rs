@@ -7,6 +7,7 @@
 mod append;
 mod context_parallel;
 mod decode;
+mod decode_cost;
 mod derive;
 mod given;
 mod index;
@@ -16,6 +17,7 @@ mod parts;
 mod prefill;
 pub mod record;
 mod select;
+pub mod shared;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -65,7 +67,7 @@ pub fn plan(
         Some(name) => crate::arithmetic::by_name(name)?,
         None => variant.arithmetic()?,
     };
-    let derived = derive::derive(&op, &given::Given { lengths, traits, options })?;
+    let derived = derive::derive(&op, &given::Given { lengths, traits, options, variant: variant.name })?;
     let mut plan = Plan {
         version: PLAN_VERSION,
         op_revision: crate::op::OP_REVISION,

@@ -37,6 +37,12 @@ impl Variant {
         self.needs.iter().filter(|n| !(n.holds)(op)).map(|n| n.what).collect()
     }
 
+    /// True if `name` is that of a decode variant that takes a page once for all rows that attend to it: the trick
+    /// `shared`. Its plans make a part of every slot, see [`crate::plan::shared`].
+    pub fn shares_pages(name: &str) -> bool {
+        name.split('.').nth(3) == Some("shared")
+    }
+
     /// Its arithmetic.
     pub fn arithmetic(&self) -> Result<Arithmetic> {
         by_name(self.arithmetic)
@@ -76,6 +82,9 @@ pub fn support(list: &[Variant], op: &Op) -> Support {
         } else {
             reasons.push(format!("{}: needs {}", variant.name, refusals.join(", ")));
         }
+    }
+    if variants.is_empty() && reasons.is_empty() {
+        reasons.push(format!("no {} kernel", op.name()));
     }
     if variants.is_empty() { Support::No { reasons } } else { Support::Yes { variants } }
 }
@@ -136,6 +145,8 @@ mod tests {
         small.geometry.top_k = 4;
         let small = Op::Select(small);
         assert_eq!(choose(LIST, &small, None, "ref").unwrap().name, "select.f32.cpu.any");
+        let none = Support::No { reasons: vec!["no merge kernel".to_owned()] };
+        assert_eq!(support(LIST, &Op::of(OpKind::Merge)), none, "never without a reason");
         let refused = choose(LIST, &small, Some("select.f32.cpu.fast"), "ref").unwrap_err().to_string();
         assert_eq!(refused, "select is not supported by ref: select.f32.cpu.fast: needs k = 16");
         assert!(

@@ -6,6 +6,8 @@
 
 #[path = "bench/append.rs"]
 mod append;
+#[path = "bench/sparse.rs"]
+mod sparse;
 #[path = "bench/step.rs"]
 mod step;
 
@@ -23,7 +25,7 @@ use msa_core::tensor::{DType, Tensor};
 const REQUESTS: [u64; 4] = [1, 8, 32, 128];
 /// Bytes of the pool of pages that the tables draw from.
 const POOL: u64 = 8 << 30;
-/// Runs in one graph.
+/// Fewest runs in one graph.
 const RUNS: u64 = 24;
 
 fn main() {
@@ -36,20 +38,20 @@ fn main() {
 fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
-    let bench = Bench::new(&*device)?;
+    if std::env::args().any(|a| a == "append") {
+        return append::run(&Bench::new(&*device, 0)?);
+    }
+    let bench = Bench::new(&*device, POOL)?;
     let named = |what: &str| std::env::args().any(|a| a == what);
     if named("step") {
         step::run(&bench)?;
     }
-    if named("append") {
-        append::run(&bench)?;
-    }
-    let rest = !(named("step") || named("append") || named("index") || named("sparse"));
+    let rest = !(named("step") || named("index") || named("sparse"));
     if named("index") || rest {
         index_rows(&bench, named("quick"))?;
     }
     if named("sparse") || rest {
-        sparse_rows(&bench)?;
+        sparse::run(&bench)?;
     }
     Ok(())
 }
@@ -83,29 +85,6 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
     Ok(())
 }
 
-fn sparse_rows(bench: &Bench<'_>) -> Result<()> {
-    for (name, query, cache) in [
-        ("fp8", DType::E4m3, CacheFormat::E4m3),
-        ("nvfp4", DType::E4m3, CacheFormat::Nvfp4),
-        ("fp8 bf16 q", DType::Bf16, CacheFormat::E4m3),
-        ("nvfp4 bf16 q", DType::Bf16, CacheFormat::Nvfp4),
-        ("bf16", DType::Bf16, CacheFormat::Bf16),
-    ] {
-        if !chosen(name) {
-            continue;
-        }
-        for splits in [None, Some(1), Some(2), Some(4), Some(8), Some(16)] {
-            let op = Attention { query, cache, ..Attention::default() };
-            let mut line = format!("sparse {name:13} splits {splits:?}:");
-            for requests in REQUESTS {
-                line += &format!("  {:7.1}", bench.decode(&op, requests, splits)?);
-            }
-            println!("{line}");
-        }
-    }
-    Ok(())
-}
-
 /// Whether the formats `name` are to be timed: all, or those of `only=`.
 fn chosen(name: &str) -> bool {
     std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
@@ -119,7 +98,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(device: &'a dyn Device) -> Result<Self> {
+    /// `read` is what is read of the pool: only that is filled.
+    fn new(device: &'a dyn Device, read: u64) -> Result<Self> {
         let memory = device.memory();
         let (pool, inputs) = (memory.allocate(POOL)?, memory.allocate(1 << 30)?);
         let mut state = 88_172_645_463_325_252_u64;
@@ -131,7 +111,7 @@ impl<'a> Bench<'a> {
             // Every byte is a finite E4M3, two codes, and half of a bf16 of moderate size.
             bytes.copy_from_slice(&(state & 0xbfbf_bfbf_bfbf_bfbf | 0x2020_2020_2020_2020).to_le_bytes());
         }
-        for at in (0..POOL).step_by(piece.len()) {
+        for at in (0..read).step_by(piece.len()) {
             memory.write(pool + at, &piece)?;
         }
         memory.write(inputs, &piece)?;
@@ -183,42 +163,6 @@ impl<'a> Bench<'a> {
         Ok((alone, both))
     }
 
-    fn decode(&self, op: &Attention, requests: u64, splits: Option<u32>) -> Result<f64> {
-        let g = Geometry::M3;
-        let context = 131_072;
-        let lengths = Lengths::upto(requests as u32, 1, context as u32)?;
-        let options = PlanOptions { splits, ..PlanOptions::default() };
-        let prepared =
-            self.device.prepare(&self.device.plan(&Op::SparseDecode(op.clone()), &lengths, &options)?)?;
-        let stride = head_slot(&g, op.cache, 1, 4096)?.key.page_stride;
-        let pages = POOL / stride;
-        let cache = head_slot(&g, op.cache, pages, self.pool)?;
-        let mut args = Vec::new();
-        for (number, (batch, table)) in self.batches(requests, 1, context, pages)?.iter().enumerate() {
-            let lists: Vec<u8> = (0..requests * 4)
-                .flat_map(|list| {
-                    (0..16_u64).map(move |slot| {
-                        if slot == 15 { 1023 } else { slot * 64 + (list * 7 + number as u64 * 13) % 63 }
-                    })
-                })
-                .flat_map(|id| (id as i32).to_le_bytes())
-                .collect();
-            let address = self.device.memory().allocate(lists.len() as u64)?;
-            self.device.memory().write(address, &lists)?;
-            args.push(
-                with_batch(batch, Some(table))
-                    .with(Role::BlockIndices, Tensor::contiguous(address, DType::I32, &[requests, 4, 16])?)
-                    .with(Role::Query, Tensor::contiguous(self.inputs, op.query, &[requests, 64, 128])?)
-                    .with(
-                        Role::Output,
-                        Tensor::contiguous(self.inputs + (256 << 20), DType::Bf16, &[requests, 64, 128])?,
-                    )
-                    .with_kv_cache(cache),
-            );
-        }
-        self.time(&[(&*prepared, &args)])
-    }
-
     /// Offsets, lengths and a random table for each of the rotated inputs.
     fn batches(&self, requests: u64, rows: u64, context: u64, pages: u64) -> Result<Vec<(Args, Tensor)>> {
         let memory = self.device.memory();
@@ -250,7 +194,7 @@ impl<'a> Bench<'a> {
             .collect()
     }
 
-    /// Median microseconds of one run, from replays of a graph of [`RUNS`] runs.
+    /// Median microseconds of one run, from replays of a graph that takes each of the arguments at least once.
     fn time(&self, stages: &[(&dyn Prepared, &[Args])]) -> Result<f64> {
         let workspace = |p: &dyn Prepared| Span {
             address: self.inputs + (768 << 20),
@@ -264,7 +208,8 @@ impl<'a> Bench<'a> {
                 sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
             )
         })?;
-        for run in 0..RUNS {
+        let runs = stages.iter().map(|(_, args)| args.len() as u64).fold(RUNS, u64::max);
+        for run in 0..runs {
             for (prepared, args) in stages {
                 let args = &args[(run % args.len() as u64) as usize];
                 // SAFETY: every address lives as long as the device.
@@ -296,7 +241,7 @@ impl<'a> Bench<'a> {
             // SAFETY: both events are done.
             check(unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, begin, end) })?;
             if round >= 3 {
-                times.push(f64::from(milliseconds) * 1e3 / RUNS as f64);
+                times.push(f64::from(milliseconds) * 1e3 / runs as f64);
             }
         }
         times.sort_by(f64::total_cmp);

@@ -16,6 +16,8 @@ mod device;
 mod driver;
 #[path = "check/offsets.rs"]
 mod offsets;
+#[path = "check/random.rs"]
+mod random;
 #[path = "check/replay.rs"]
 mod replay;
 #[path = "check/ties.rs"]

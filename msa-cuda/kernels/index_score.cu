@@ -38,7 +38,7 @@ struct Shape {
   // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
   // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
   // 77.6 / 287, bf16 8.0 / 31.0 / 99.6 / 366 and 8.5 / 31.4 / 103 / 380, but f16 7.9 / 29.6 / 92.9 / 344 and 8.0 / 28.6 / 91.4 / 336.
-  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : K == Keys::NVFP4 && P != Path::F16 ? 128 : 64;
+  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : K == Keys::NVFP4 && P == Path::BF16 ? 128 : 64;
   static constexpr int STAGES = UNIT_ROWS / STAGE_ROWS;  // stages of a unit
   static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : STAGE_ROWS == 128 ? 1 : 2;
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
@@ -179,6 +179,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
   // may be what it writes.
   if (p.batch.own_status) begin(p.batch);
+  prefetch_table(p.batch, p.blocks);
 
   // ---- this warpgroup's contiguous range of units
   Share share;

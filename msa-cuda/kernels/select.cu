@@ -86,6 +86,17 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
   Request request;
   if (!p.batch.own_status) request = load_request(p.batch, request_id, false);
   begin(p.batch);
+  // Where every request has as many rows as the longest, the row is known before the offsets are; its scores are loaded beside them.
+  const uint32_t likely_row = sequence;
+  const bool guesses = p.lists == p.heads && likely_row < p.batch.rows;
+  float first[KEPT];
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) {
+    const uint32_t block = tid + i * THREADS;
+    first[i] = guesses && block < p.blocks
+                   ? ((const float*)(p.scores + (uint64_t)likely_row * p.scores_row + (uint64_t)list * p.scores_head))[block]
+                   : 0.f;
+  }
   if (p.batch.own_status || (list == 0 && i_row == 0 && tid == 0))
     request = load_request(p.batch, request_id, list == 0 && i_row == 0 && tid == 0);
   release_successor();
@@ -107,11 +118,12 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
   // ---- lower bound of the k-th best key: the least of the group maxima, ids interleaved over the groups
   uint64_t mine[KEPT];
   uint64_t best = 0;
-  float first[KEPT];
+  if (!guesses || row != (int)likely_row) {
 #pragma unroll
-  for (int i = 0; i < KEPT; i++) {
-    const int block = tid + i * THREADS;
-    first[i] = block < n ? candidates.score(block) : 0.f;
+    for (int i = 0; i < KEPT; i++) {
+      const int block = tid + i * THREADS;
+      first[i] = block < n ? candidates.score(block) : 0.f;
+    }
   }
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {

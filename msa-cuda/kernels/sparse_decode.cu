@@ -1,208 +1,142 @@
 // sparse_decode: softmax attention of up to 16 query heads (one list's group) over the selected blocks.
 //
-// A block of 128 threads works on (request, row, group, part); warp w owns tokens 32w .. 32w+31 of every selected block.
-// Both products are m16n8k16 on f16 or bf16: the 16 heads are the M operand, keys and values come as B operands.
-// Scores: thread quad q owns channels 32q .. 32q+31. The tokens of a 16-token tile are permuted so that quad q of the second
-// product holds tokens 4q .. 4q+3, which is one 32-bit word of token-quad V scales, and thread r holds channels
-// 16r .. 16r+15, one V scale group. Parts of a row are the blocks of a cluster and are combined through distributed shared
-// memory in ascending order; with more parts than a cluster has blocks they go through the workspace.
-#include "include/batch.cuh"
-#include "include/dequant.cuh"
-#include "include/logarithm.cuh"
+// A block of 128 PARTS threads works on PARTS parts of a (request, row, group), four warps a part; warp w owns tokens 32w ..
+// 32w+31 of every selected block, and its copies wait for nobody. Both products are m16n8k16 on f16 or bf16: the 16 heads are
+// the M operand, keys and values come as B operands. Scores: thread quad q owns channels 32q .. 32q+31. The tokens of a
+// 16-token tile are permuted so that quad q of the second product holds tokens 4q .. 4q+3, which is one 32-bit word of
+// token-quad V scales, and thread r holds channels 16r .. 16r+15, one V scale group. References of the softmax lag: most
+// updates need no maximum and no shuffle. Parts of a row are combined in ascending order: within the block, in distributed
+// shared memory by the blocks of a cluster, each for its share of the heads, or, with more parts than a cluster can hold,
+// through the workspace.
+#include "include/decode_finish.cuh"
+#include "include/decode_shape.cuh"
+#include "include/decode_slots.cuh"
 
 namespace msa {
 
-enum class Cache { BF16, FP8, NVFP4 };
+// Largest sum of a quad that leaves the references as they are: eight weights, so that every P is below the largest f16.
+constexpr float LAG_LIMIT = 32768.f;
 
-struct True { static constexpr bool VALUE = true; };
-struct False { static constexpr bool VALUE = false; };
-
-template <Cache C>
-struct Bytes {
-  static constexpr int ROW = C == Cache::BF16 ? 256 : C == Cache::FP8 ? 128 : 64;
-  static constexpr int SCALE = C == Cache::NVFP4 ? 8 : 0;
-  static constexpr int STAGE = 32 * (ROW + SCALE);  // 32 tokens of K or of V
-};
-
-constexpr int MAX_SLOTS = 64, WARPS = 4, GROUP = 16;
-
-// S: type of the first product, V: of the second.
-template <Cache C, Mma S, Mma V>
-struct Shape {
-  // Stages of K, and of V: K is refilled while V is worked on, so one of each already overlaps; what shared memory is saved
-  // holds a fourth block an SM for FP8.
-  static constexpr int RING = C == Cache::NVFP4 ? 2 : 1;
-  static constexpr int RING_BYTES = WARPS * 2 * RING * Bytes<C>::STAGE;
-  static constexpr Table KEY_TABLE = S == Mma::BF16 ? Table::BF16 : Table::E4M3;
-  static constexpr int KEY_TABLE_BYTES = C == Cache::NVFP4 && S == Mma::BF16 ? Nvfp4<Table::BF16>::SHARED_BYTES : 0;
-  static constexpr int VALUE_TABLE_BYTES = C == Cache::NVFP4 ? Nvfp4<Table::E4M3>::SHARED_BYTES : 0;
-  static constexpr int QUERY = RING_BYTES, KEY_TABLE_AT = QUERY + 4096, VALUE_TABLE_AT = KEY_TABLE_AT + KEY_TABLE_BYTES;
-  static constexpr int SLOTS = VALUE_TABLE_AT + VALUE_TABLE_BYTES;  // [4 warps][64] block and page
-  static constexpr int STATES = SLOTS + WARPS * MAX_SLOTS * 8;      // [4 warps][m, l][16]
-  static constexpr int COMBINED = STATES + WARPS * 2 * GROUP * 4;   // M[16], L[16]
-  static constexpr int BARRIERS = COMBINED + 2 * GROUP * 4;
-  static constexpr int SHARED = BARRIERS + WARPS * 2 * RING * 8;
-};
-
-// The slots of a part that can be read, packed in slot order: block in x, page in y. A block that stands in the list a second
-// time is left out.
-MSA_DEVICE int load_slots(const DecodeArguments& p, const Request& request, int request_id, int row, int list, int own, uint2 part,
-                          uint32_t s_slots, int lane, bool report) {
-  const int32_t* ids = (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list);
-  int count = 0, before = -1;
-  for (uint32_t base = 0; base < p.k; base += 32) {
-    const uint32_t slot = base + lane;
-    const int id = slot < p.k ? ids[slot] : -1;
-    bool twice = (__match_any_sync(FULL_WARP, id) & ((1u << lane) - 1)) != 0;
-    if (base)
-      for (int i = 0; i < 32; i++) twice |= __shfl_sync(FULL_WARP, before, i) == id;
-    before = id;
-    if (report) {
-      if (id < -1 || (id >= 0 && (int64_t)id * BLOCK >= request.tokens)) raise(p.batch, STATUS_BLOCK);
-      if (id >= 0 && twice) raise(p.batch, STATUS_DUPLICATE);
-    }
-    const bool mine = slot >= part.x && slot < part.y && id >= 0 && id <= own && !twice;
-    const int64_t page = mine ? physical_page(p.batch, request_id, id) : -1;
-    const uint32_t valid = __ballot_sync(FULL_WARP, page >= 0);
-    if (page >= 0) store_shared_64(s_slots + (count + __popc(valid & ((1u << lane) - 1))) * 8, make_uint2(id, (uint32_t)page));
-    count += __popc(valid);
-  }
-  __syncwarp();
-  return count;
-}
-
-MSA_DEVICE void store_output(const DecodeArguments& p, int row, int head, int channel, float4 v) {
-  uint8_t* out = p.output + (uint64_t)row * p.output_row + (uint64_t)head * p.output_head;
-  if (p.output_type == 2) {
-    *(float4*)(out + channel * 4) = v;
-  } else {
-    const uint2 pairs = p.output_type == 0 ? make_uint2(to_bf16x2(v.y, v.x), to_bf16x2(v.w, v.z))
-                                           : make_uint2(to_f16x2(v.y, v.x), to_f16x2(v.w, v.z));
-    *(uint2*)(out + channel * 2) = pairs;
-  }
-}
-
-// Output and LSE of one head from its combined state; four channels of this thread.
-MSA_DEVICE void finish(const DecodeArguments& p, int row, int head, int channel, float4 o, float m, float l, float scale, float value_factor,
-                       bool writes_lse) {
-  const float inverse = l > 0.f ? __frcp_rn(l) : 0.f;
-  // A NaN sum must stay one.
-  const float factor = l != l ? l : inverse;
-  store_output(p, row, head, channel,
-               make_float4(__fmul_rn(__fmul_rn(o.x, factor), value_factor), __fmul_rn(__fmul_rn(o.y, factor), value_factor),
-                           __fmul_rn(__fmul_rn(o.z, factor), value_factor), __fmul_rn(__fmul_rn(o.w, factor), value_factor)));
-  if (p.lse && writes_lse) {
-    float lse = l == 0.f ? -INFINITY : __fmaf_rn(m, scale, natural_log(l));
-    if (p.lse_base_two) lse = __fmul_rn(lse, 1.44269502f);
-    *(float*)(p.lse + (uint64_t)row * p.lse_row + (uint64_t)head * p.lse_head) = lse;
-  }
-}
-
-// f32(scale * log2 e).
-MSA_DEVICE float binary_scale(float scale) { return __double2float_rn(__dmul_rn((double)scale, 1.4426950408889634)); }
-
-MSA_DEVICE float weight_of(float m, float most, float c) {
-  return most == -INFINITY ? 0.f : exp2_approx(__fmul_rn(__fadd_rn(m, -most), c));
-}
-
-template <Cache C, Mma S, Mma V>
+template <Cache C, Mma S, Mma V, int PARTS, int RING>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
-  using L = Shape<C, S, V>;
+  using L = Shape<C, S, PARTS, RING>;
+  using B = Bytes<C>;
   using KeyCodes = Nvfp4<L::KEY_TABLE>;
   using ValueCodes = Nvfp4<Table::E4M3>;
-  constexpr int ROW = Bytes<C>::ROW, SCALE = Bytes<C>::SCALE, STAGE = Bytes<C>::STAGE, RING = L::RING;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const int tid = threadIdx.x, lane = tid & 31, w = __shfl_sync(FULL_WARP, tid >> 5, 0), r = lane >> 2, q = lane & 3;
-  const uint32_t base = shared_address(shared);
-  const uint32_t s_keys = base + w * 2 * RING * STAGE, s_values = s_keys + RING * STAGE;
+  const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0), w = warp & 3, my_part = warp >> 2;
+  const int r = lane >> 2, q = lane & 3;
+  const uint32_t base = shared_address(shared), s_keys = base + warp * L::WARP_RING, s_values = s_keys + RING * B::STAGE;
   const uint32_t s_query = base + L::QUERY, s_key_table = base + (L::KEY_TABLE_BYTES ? L::KEY_TABLE_AT : L::VALUE_TABLE_AT);
-  const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_slots = base + L::SLOTS + w * MAX_SLOTS * 8;
-  const uint32_t s_states = base + L::STATES, s_combined = base + L::COMBINED, s_barrier = base + L::BARRIERS + w * 2 * RING * 8;
+  const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
 
-  const int split = blockIdx.x % p.splits, item = blockIdx.x / p.splits;
+  const int blocks = p.splits / PARTS, rank = blockIdx.x % blocks, item = blockIdx.x / blocks, split = rank * PARTS + my_part;
   const int list_group = item % p.groups, sequence = item / p.groups;
   const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
-  if (lane == 0) {
-    for (int i = 0; i < 2 * RING; i++) barrier_init(s_barrier + i * 8, 1);
-    barrier_init_fence();
-  }
+  const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
+  const bool in_cluster = blocks > 1 && !p.combine_in_workspace;
   if constexpr (C == Cache::NVFP4) {
-    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, 128, false);
-    ValueCodes::fill(s_value_table, tid, 128, false);
+    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
+    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
   }
-  begin(p.batch);
-  const bool reports = list_group == 0 && i_row == 0 && split == 0 && tid == 0;
-  const Request request = load_request(p.batch, request_id, reports);
-  if (i_row >= request.rows) {
+  // The plan's tables are never written.
+  const uint2 part = p.parts[request_id * p.splits + split], bound = ((const uint2*)p.batch.bounds)[request_id];
+
+  // The kernel before this one in a run writes nothing but the ids. Offsets, ids and queries are loaded together, as if every
+  // request before this one had all its rows; in a ragged batch ids and queries are loaded again.
+  const bool begins = p.batch.own_status != 0;
+  if (begins) begin(p.batch);
+  auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
+  auto first_ids = [&](int row) { return w == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
+  auto words = [&](int row, int h) -> uint4 {  // eight channels from 32q + 8w
+    if (h >= (int)p.group_heads || my_part > 0) return make_uint4(0, 0, 0, 0);
+    const uint8_t* query = p.query + (uint64_t)row * p.query_row + (uint64_t)(head0 + h) * p.query_head;
+    if (S == Mma::BF16 && !p.query_is_e4m3) return *(const uint4*)(query + 64 * q + 16 * w);
+    const uint2 x = *(const uint2*)(query + 32 * q + 8 * w);
+    return make_uint4(x.x, x.y, 0, 0);
+  };
+  const int guess = min(sequence, (int)p.batch.rows - 1);
+  int first = begins ? first_ids(guess) : -1;
+  uint4 low = words(guess, r), high = words(guess, r + 8);
+  const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
+  const Request request = load_request(p.batch, request_id, bound, false);
+  const bool idle = i_row >= request.rows;
+  int row = idle ? guess : request.first_row + i_row;
+  if (row != guess) low = words(row, r), high = words(row, r + 8);
+  if (!begins) begin(p.batch);
+  // Nothing is raised before the kernel that clears the status is done.
+  if (list_group == 0 && i_row == 0 && rank == 0 && tid == 0) load_request(p.batch, request_id, bound, true);
+  if (idle) {
     release_successor();
     return;  // the whole cluster
   }
-  const int row = request.first_row + i_row, visible = visible_tokens(p.batch, request, i_row), own = visible > 0 ? (visible - 1) / BLOCK : -1;
-  const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
-  const uint2 part = p.parts[request_id * p.splits + split];
-  const int count = load_slots(p, request, request_id, row, list, own, part, s_slots, lane, w == 0 && split == 0);
+  if (in_cluster) cluster_arrive_begun();
+  if (row != guess || !begins) first = first_ids(row);
+  if (w == 0) {
+    const int visible = visible_tokens(p.batch, request, i_row);
+    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_slots, lane, warp == 0 && rank == 0);
+    if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row);
+  }
+  if constexpr (PARTS == 1) __syncthreads();
+  else named_barrier(1 + my_part, 32 * WARPS);
+  const int count = (int)load_shared_32(s_slots + Slots<C>::COUNT);
 
-  // ---- ring: 32 tokens of K, or of V, a stage
-  auto issue = [&](int i, const View& data, const View& scale, uint32_t destination, uint32_t barrier) {
-    if (lane == 0) barrier_expect(barrier, STAGE);
-    const uint64_t page = load_shared_32(s_slots + i * 8 + 4);
-    const uint8_t* source = (const uint8_t*)data.address + page * data.page_stride + kv_head * data.head_stride + 32 * w * data.token_stride;
-    if (data.token_stride == ROW) {
-      if (lane == 0) bulk_copy(destination, source, 32 * ROW, barrier);
-    } else {
-      __syncwarp();
-      bulk_copy(destination + lane * ROW, source + lane * data.token_stride, ROW, barrier);
+  // ---- ring. A warp's groups of copies are K, V, K, V, ... of its stages, so that a fixed number may be under way.
+  constexpr int PENDING = 2 * RING - B::STAGES - RING % B::STAGES;
+  const uint32_t key_lane = (32 * w + lane / Place<C>::PIECES) * (uint32_t)p.key.token_stride + lane % Place<C>::PIECES * 16;
+  const uint32_t value_lane = (32 * w + lane / Place<C>::PIECES) * (uint32_t)p.value.token_stride + lane % Place<C>::PIECES * 16;
+  const uint32_t to_lane = Place<C>::copied(lane);
+  auto copy = [&](int block, int stage, bool keys, uint32_t destination) {  // stage of the warp's share of a block
+    if (block < count) {
+      const uint2 address = load_shared_64(s_slots + block * 16 + (keys ? 0 : 8));
+      const uint32_t stride = (uint32_t)(keys ? p.key : p.value).token_stride, step = Place<C>::ROWS * stride;
+      const uint8_t* source =
+          (const uint8_t*)((uint64_t)address.y << 32 | address.x) + (keys ? key_lane : value_lane) + stage * B::TOKENS * stride;
+#pragma unroll
+      for (int i = 0; i < B::TOKENS / Place<C>::ROWS; i++)
+        copy_16(destination + i * 512 + (to_lane ^ Place<C>::swap(i)), source + (uint64_t)step * i);
+      if (C == Cache::NVFP4 && lane < 16) {
+        const uint2 scales = load_shared_64(s_slots + Slots<C>::SCALES + block * 16 + (keys ? 0 : 8));
+        copy_16(destination + B::TOKENS * B::ROW + lane * 16,
+                (const uint8_t*)((uint64_t)scales.y << 32 | scales.x) + 32 * w * B::SCALE + lane * 16);
+      }
     }
-    if (C == Cache::NVFP4 && lane == 0)
-      bulk_copy(destination + 32 * ROW, (const uint8_t*)scale.address + page * scale.page_stride + kv_head * scale.head_stride + 32 * w * SCALE,
-                32 * SCALE, barrier);
-  };
-  auto issue_keys = [&](int i) {
-    if (i < count) issue(i, p.key, p.key_scale, s_keys + (i % RING) * STAGE, s_barrier + (i % RING) * 8);
-  };
-  auto issue_values = [&](int i) {
-    if (i < count) issue(i, p.value, p.value_scale, s_values + (i % RING) * STAGE, s_barrier + (RING + i % RING) * 8);
+    copies_commit();
   };
 #pragma unroll
-  for (int i = 0; i < RING; i++) {
-    issue_keys(i);
-    issue_values(i);
+  for (int n = 0; n < RING; n += B::STAGES) {
+#pragma unroll
+    for (int h = n; h < n + B::STAGES && h < RING; h++) copy(h / B::STAGES, h % B::STAGES, true, s_keys + h * B::STAGE);
+#pragma unroll
+    for (int h = n; h < n + B::STAGES && h < RING; h++) copy(h / B::STAGES, h % B::STAGES, false, s_values + h * B::STAGE);
   }
 
-  {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
-    const uint64_t at = (uint64_t)row * p.query_row;
-    auto words = [&](int h) -> uint4 {  // eight channels from 32q + 8w as four pairs
-      if (h >= (int)p.group_heads) return make_uint4(0, 0, 0, 0);
-      const uint8_t* query = p.query + at + (uint64_t)(head0 + h) * p.query_head;
-      if (S == Mma::BF16 && !p.query_is_e4m3) return *(const uint4*)(query + 64 * q + 16 * w);
-      const uint2 x = *(const uint2*)(query + 32 * q + 8 * w);
-      const uint2 a = widen<S>(x.x), b = widen<S>(x.y);
-      return make_uint4(a.x, a.y, b.x, b.y);
-    };
-    const uint4 x = words(r), y = words(r + 8);
-    store_shared_128(s_query + 2 * w * 512 + lane * 16, make_uint4(x.x, y.x, x.y, y.y));
-    store_shared_128(s_query + (2 * w + 1) * 512 + lane * 16, make_uint4(x.z, y.z, x.w, y.w));
+  if (my_part == 0) {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
+    if (!(S == Mma::BF16 && !p.query_is_e4m3)) {
+      const uint2 a = widen<S>(low.x), b = widen<S>(low.y), d = widen<S>(high.x), e = widen<S>(high.y);
+      low = make_uint4(a.x, a.y, b.x, b.y), high = make_uint4(d.x, d.y, e.x, e.y);
+    }
+    store_shared_128(s_query + 2 * w * 512 + lane * 16, make_uint4(low.x, high.x, low.y, high.y));
+    store_shared_128(s_query + (2 * w + 1) * 512 + lane * 16, make_uint4(low.z, high.z, low.w, high.w));
   }
-  const float scale = __fmul_rn(__fmul_rn(p.softmax_scale, scale_or_one(p.query_factor)), scale_or_one(p.key_factor));
-  const float c = binary_scale(scale);
+  const float c = binary_scale(__fmul_rn(__fmul_rn(p.softmax_scale, query_factor), key_factor));
   __syncthreads();
 
-  float o[16][4];
+  float o[16][4], s[4][4];
 #pragma unroll
   for (int j = 0; j < 16; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
   float m0 = -INFINITY, m1 = -INFINITY, l0 = 0.f, l1 = 0.f;
+  const bool live0 = r < (int)p.group_heads, live1 = r + 8 < (int)p.group_heads;
+  int turn = 0;  // place in the ring of a block's first stage
+  auto place = [&](int stage) { return (RING % B::STAGES && turn + stage >= RING ? turn + stage - RING : turn + stage) * B::STAGE; };
 
-  auto attend = [&](int i, int token0, auto mask) {
-    constexpr bool MASKED = decltype(mask)::VALUE;
-    // ---- scores: n8 tile x holds tokens 16(x/2) + 4(n/2) + 2(x%2) + n%2
-    float s[4][4];
+  // n8 tile x holds tokens 16(x/2) + 4(n/2) + 2(x%2) + n%2
+  auto scores = [&]() {
 #pragma unroll
     for (int x = 0; x < 4; x++) s[x][0] = s[x][1] = s[x][2] = s[x][3] = 0.f;
-    barrier_wait(s_barrier + (i % RING) * 8, (i / RING) & 1);
-    const uint32_t keys = s_keys + (i % RING) * STAGE;
-    const int key_row = 4 * (r >> 1) + (r & 1);
-    auto product = [&](int step, int x, uint32_t b0, uint32_t b1, const uint4& a) { mma_k16<S>(s[x], a.x, a.y, a.z, a.w, b0, b1); };
+    auto token = [&](int x) { return 4 * (r >> 1) + (r & 1) + 2 * (x & 1) + (B::STAGES == 2 ? 0 : 16 * (x >> 1)); };
+    auto at = [&](int x, int piece) { return s_keys + place(B::STAGES == 2 ? x >> 1 : 0) + Place<C>::key(token(x), r, q, piece); };
 #pragma unroll
     for (int half = 0; half < 2; half++) {  // 16 channels of a thread: one scale group
       [[maybe_unused]] uint4 fp8[4];
@@ -210,11 +144,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       [[maybe_unused]] KeyCodes table[4];
 #pragma unroll
       for (int x = 0; x < 4; x++) {
-        [[maybe_unused]] const int token = key_row + 16 * (x >> 1) + 2 * (x & 1);
-        if constexpr (C == Cache::FP8) fp8[x] = load_shared_128(keys + token * ROW + 32 * q + 16 * half);
+        if constexpr (C == Cache::FP8) fp8[x] = load_shared_128(at(x, half));
         if constexpr (C == Cache::NVFP4) {
-          codes[x] = load_shared_64(keys + token * ROW + 16 * q + 8 * half);
-          table[x].load(s_key_table, load_shared_8(keys + 32 * ROW + token * SCALE + 2 * q + half));
+          codes[x] = load_shared_64(at(x, 0) + 8 * half);
+          table[x].load(s_key_table, load_shared_8(s_keys + place(0) + B::TOKENS * B::ROW + token(x) * B::SCALE + 2 * q + half));
         }
       }
 #pragma unroll
@@ -223,8 +156,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #pragma unroll
         for (int x = 0; x < 4; x++) {
           if constexpr (C == Cache::BF16) {
-            [[maybe_unused]] const int token = key_row + 16 * (x >> 1) + 2 * (x & 1);
-            pairs[x] = load_shared_128(keys + token * ROW + 64 * q + 32 * half + 16 * j);
+            pairs[x] = load_shared_128(at(x, 2 * half + j));
           } else if constexpr (C == Cache::FP8) {
             const uint2 a = widen<S>(j ? fp8[x].z : fp8[x].x), b = widen<S>(j ? fp8[x].w : fp8[x].y);
             pairs[x] = make_uint4(a.x, a.y, b.x, b.y);
@@ -235,57 +167,74 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         const int step = 4 * half + 2 * j;
         const uint4 a = load_shared_128(s_query + step * 512 + lane * 16), b = load_shared_128(s_query + (step + 1) * 512 + lane * 16);
 #pragma unroll
-        for (int x = 0; x < 4; x++) product(step, x, pairs[x].x, pairs[x].y, a);
+        for (int x = 0; x < 4; x++) mma_k16<S>(s[x], a.x, a.y, a.z, a.w, pairs[x].x, pairs[x].y);
 #pragma unroll
-        for (int x = 0; x < 4; x++) product(step + 1, x, pairs[x].z, pairs[x].w, b);
+        for (int x = 0; x < 4; x++) mma_k16<S>(s[x], b.x, b.y, b.z, b.w, pairs[x].z, pairs[x].w);
       }
     }
-    __syncwarp();
-    issue_keys(i + RING);
-    if constexpr (MASKED) {
+  };
+  // Raises the references of all heads to the maxima of their scores.
+  auto raise_references = [&]() {
+    float n0 = -INFINITY, n1 = -INFINITY;
 #pragma unroll
-      for (int x = 0; x < 4; x++)
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-          if (token0 + 16 * (x >> 1) + 4 * q + 2 * (x & 1) + j >= visible) s[x][j] = s[x][2 + j] = -INFINITY;
-    }
-    // ---- softmax: running maximum; skipping the rescale is bit-identical, the factor would be 1
-    float n0 = m0, n1 = m1;
-#pragma unroll
-    for (int x = 0; x < 4; x++) {
-      n0 = fmaxf(n0, fmaxf(s[x][0], s[x][1]));
-      n1 = fmaxf(n1, fmaxf(s[x][2], s[x][3]));
-    }
+    for (int x = 0; x < 4; x++) n0 = fmaxf(n0, fmaxf(s[x][0], s[x][1])), n1 = fmaxf(n1, fmaxf(s[x][2], s[x][3]));
 #pragma unroll
     for (int d = 1; d < 4; d <<= 1) {
       n0 = fmaxf(n0, __shfl_xor_sync(FULL_WARP, n0, d));
       n1 = fmaxf(n1, __shfl_xor_sync(FULL_WARP, n1, d));
     }
-    if (__any_sync(FULL_WARP, n0 > m0 || n1 > m1)) {
-      const float a0 = n0 == m0 ? 1.f : exp2_approx(__fmul_rn(__fadd_rn(m0, -n0), c));
-      const float a1 = n1 == m1 ? 1.f : exp2_approx(__fmul_rn(__fadd_rn(m1, -n1), c));
-      l0 = __fmul_rn(l0, a0), l1 = __fmul_rn(l1, a1), m0 = n0, m1 = n1;
+    n0 = __fmul_rn(n0, c), n1 = __fmul_rn(n1, c);
+    const float a0 = n0 > m0 ? exp2_approx(__fadd_rn(m0, -n0)) : 1.f, a1 = n1 > m1 ? exp2_approx(__fadd_rn(m1, -n1)) : 1.f;
+    m0 = n0 > m0 ? n0 : m0, m1 = n1 > m1 ? n1 : m1;
+    l0 = __fmul_rn(l0, a0), l1 = __fmul_rn(l1, a1);
 #pragma unroll
-      for (int j = 0; j < 16; j++) {
-        o[j][0] = __fmul_rn(o[j][0], a0), o[j][1] = __fmul_rn(o[j][1], a0);
-        o[j][2] = __fmul_rn(o[j][2], a1), o[j][3] = __fmul_rn(o[j][3], a1);
+    for (int j = 0; j < 16; j++) {
+      o[j][0] = __fmul_rn(o[j][0], a0), o[j][1] = __fmul_rn(o[j][1], a0);
+      o[j][2] = __fmul_rn(o[j][2], a1), o[j][3] = __fmul_rn(o[j][3], a1);
+    }
+  };
+  // P against the references, which are raised only if a quad's sum of some head passes the limit or is no number: as at the
+  // first block, when they are -inf.
+  auto weigh = [&](bool raised, uint32_t (&pa)[4][2]) {
+#pragma unroll 1
+    for (;;) {
+      if (raised) raise_references();
+      const float k0 = raised && m0 == -INFINITY ? 0.f : -m0, k1 = raised && m1 == -INFINITY ? 0.f : -m1;
+      float t0, t1;
+#pragma unroll
+      for (int x = 0; x < 4; x++) {
+        const float e0 = exp2_approx(__fmaf_rn(s[x][0], c, k0)), e1 = exp2_approx(__fmaf_rn(s[x][1], c, k0));
+        const float e2 = exp2_approx(__fmaf_rn(s[x][2], c, k1)), e3 = exp2_approx(__fmaf_rn(s[x][3], c, k1));
+        const float pair0 = __fadd_rn(e0, e1), pair1 = __fadd_rn(e2, e3);
+        t0 = x ? __fadd_rn(t0, pair0) : pair0, t1 = x ? __fadd_rn(t1, pair1) : pair1;
+        pa[x][0] = V == Mma::F16 ? to_f16x2(e1, e0) : to_bf16x2(e1, e0);
+        pa[x][1] = V == Mma::F16 ? to_f16x2(e3, e2) : to_bf16x2(e3, e2);
       }
+      if (raised || __all_sync(FULL_WARP, (t0 <= LAG_LIMIT || !live0) && (t1 <= LAG_LIMIT || !live1))) {
+        l0 = __fadd_rn(l0, t0), l1 = __fadd_rn(l1, t1);
+        return;
+      }
+      raised = true;
     }
-    const float k0 = m0 == -INFINITY ? 0.f : -__fmul_rn(m0, c), k1 = m1 == -INFINITY ? 0.f : -__fmul_rn(m1, c);
-    uint32_t pa[4][2];
-#pragma unroll
-    for (int x = 0; x < 4; x++) {
-      const float e0 = exp2_approx(__fmaf_rn(s[x][0], c, k0)), e1 = exp2_approx(__fmaf_rn(s[x][1], c, k0));
-      const float e2 = exp2_approx(__fmaf_rn(s[x][2], c, k1)), e3 = exp2_approx(__fmaf_rn(s[x][3], c, k1));
-      l0 = __fadd_rn(l0, __fadd_rn(e0, e1)), l1 = __fadd_rn(l1, __fadd_rn(e2, e3));
-      pa[x][0] = V == Mma::F16 ? to_f16x2(e1, e0) : to_bf16x2(e1, e0);
-      pa[x][1] = V == Mma::F16 ? to_f16x2(e3, e2) : to_bf16x2(e3, e2);
+  };
+  // Makes the values from token `shown` of the share on +0 or -0, through NVFP4's scales: 0 * NaN is NaN.
+  auto hide_values = [&](int shown) {
+    if (lane < shown) return;
+    if constexpr (C == Cache::NVFP4) {
+      const uint32_t scales = s_values + place(0) + B::TOKENS * B::ROW;
+      if (p.v_scale_linear) store_shared_64(scales + lane * 8, make_uint2(0, 0));
+      else
+        for (int g = 0; g < 8; g++) store_shared_8(scales + (lane >> 2) * 32 + g * 4 + (lane & 3), 0);
+    } else {
+      const uint32_t at = s_values + (B::STAGES == 2 ? place(lane >> 4) + (lane & 15) * B::ROW : place(0) + lane * B::ROW);
+      for (int g = 0; g < B::ROW; g += 16) store_shared_128(at + g, make_uint4(0, 0, 0, 0));
     }
-    // ---- values: this thread holds tokens 4q .. 4q+3 of each 16, channels 16r .. 16r+15; masked ones are +0
-    barrier_wait(s_barrier + (RING + i % RING) * 8, (i / RING) & 1);
-    const uint32_t values = s_values + (i % RING) * STAGE;
+  };
+  // This thread holds tokens 4q .. 4q+3 of each 16, channels 16r .. 16r+15.
+  auto values = [&](const uint32_t (&pa)[4][2]) {
 #pragma unroll
     for (int t = 0; t < 2; t++) {
+      const uint32_t at = s_values + (B::STAGES == 2 ? place(t) : place(0) + 16 * t * B::ROW);
       auto accumulate = [&](int j, uint32_t b0, uint32_t b1) {
         mma_k16<V>(o[j], pa[2 * t][0], pa[2 * t][1], pa[2 * t + 1][0], pa[2 * t + 1][1], b0, b1);
       };
@@ -295,9 +244,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
           uint32_t v[4][4];
 #pragma unroll
           for (int k = 0; k < 4; k++) {
-            const int token = 16 * t + 4 * q + k;
-            uint4 u = load_shared_128(values + token * ROW + 32 * r + 16 * half);
-            if (MASKED && token0 + token >= visible) u = make_uint4(0, 0, 0, 0);
+            const uint4 u = load_shared_128(at + Place<C>::value(k, r, q, half));
             v[k][0] = u.x, v[k][1] = u.y, v[k][2] = u.z, v[k][3] = u.w;
           }
 #pragma unroll
@@ -310,19 +257,14 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         uint32_t v[4][4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-          const int token = 16 * t + 4 * q + k;
-          const bool hidden = MASKED && token0 + token >= visible;
           if constexpr (C == Cache::FP8) {
-            uint4 u = load_shared_128(values + token * ROW + 16 * r);
-            if (hidden) u = make_uint4(0, 0, 0, 0);
+            const uint4 u = load_shared_128(at + Place<C>::value(k, r, q, 0));
             v[k][0] = u.x, v[k][1] = u.y, v[k][2] = u.z, v[k][3] = u.w;
           } else {
-            const int at = p.v_scale_linear ? token * 8 + r : (4 * t + q) * 32 + r * 4 + k;
-            uint32_t byte = load_shared_8(values + 32 * ROW + at);
-            if (hidden) byte = 0;  // a scale of zero makes every value a zero
+            const int scale = p.v_scale_linear ? (16 * t + 4 * q + k) * 8 + r : (4 * t + q) * 32 + r * 4 + k;
             ValueCodes table;
-            table.load(s_value_table, byte);
-            const uint2 u = load_shared_64(values + token * ROW + 8 * r);
+            table.load(s_value_table, load_shared_8(s_values + place(0) + B::TOKENS * B::ROW + scale));
+            const uint2 u = load_shared_64(at + Place<C>::value(k, r, q, 0));
             const uint2 a = table.e4m3(u.x, p.one), b = table.e4m3(u.y, p.one);
             v[k][0] = a.x, v[k][1] = a.y, v[k][2] = b.x, v[k][3] = b.y;
           }
@@ -338,16 +280,50 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         }
       }
     }
-    __syncwarp();
-    issue_values(i + RING);
   };
+
 #pragma unroll 1
   for (int i = 0; i < count; i++) {
-    const int block = (int)load_shared_32(s_slots + i * 8);
-    if ((block + 1) * BLOCK <= visible) attend(i, block * BLOCK + 32 * w, False());
-    else attend(i, block * BLOCK + 32 * w, True());
+    auto refill = [&](bool keys) {
+#pragma unroll
+      for (int h = 0; h < B::STAGES; h++)
+        copy(i + (h + RING) / B::STAGES, (h + RING) % B::STAGES, keys, (keys ? s_keys : s_values) + place(h));
+    };
+    const int shown = (int)load_shared_32(s_slots + Slots<C>::VISIBLE + i * 4) - 32 * w;  // tokens of the share that are seen
+    copies_wait<PENDING>();
+    __syncwarp();
+    scores();
+    __syncwarp();
+    refill(true);
+    if (shown < 32) {
+#pragma unroll
+      for (int x = 0; x < 4; x++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+          if (16 * (x >> 1) + 4 * q + 2 * (x & 1) + j >= shown) s[x][j] = s[x][2 + j] = -INFINITY;
+    }
+    uint32_t pa[4][2];
+    weigh(i == 0, pa);
+    copies_wait<PENDING>();
+    __syncwarp();
+    if (shown < 32) {
+      hide_values(shown);
+      __syncwarp();
+    }
+    values(pa);
+    __syncwarp();
+    refill(false);
+    if constexpr (RING == 2 * B::STAGES) {
+      turn ^= B::STAGES;
+    } else if constexpr (RING != B::STAGES) {
+      turn += B::STAGES;
+      if (turn >= RING) turn -= RING;
+    }
   }
   release_successor();
+
+  const float value_factor = scale_or_one(p.value_factor);
+  row = (int)load_shared_32(s_slots + Slots<C>::ROW);  // not kept in a register
 
   // ---- warp states to shared memory (each warp over its own ring), combined in warp order
 #pragma unroll
@@ -355,9 +331,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     l0 = __fadd_rn(l0, __shfl_xor_sync(FULL_WARP, l0, d));
     l1 = __fadd_rn(l1, __shfl_xor_sync(FULL_WARP, l1, d));
   }
-  static_assert(2 * RING * STAGE >= 8192, "a warp's ring holds its partial output");
   if (q == 0) {
-    const uint32_t a = s_states + w * 128;
+    const uint32_t a = base + L::STATES + warp * 128;
     store_shared_float(a + r * 4, m0), store_shared_float(a + 32 + r * 4, m1);
     store_shared_float(a + 64 + r * 4, l0), store_shared_float(a + 96 + r * 4, l1);
   }
@@ -370,14 +345,16 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         store_shared_128(s_keys + (r + 8 * h) * 512 + (((4 * (2 * q + e) + j) ^ r) << 4),
                          make_uint4(__float_as_uint(o[4 * j][2 * h + e]), __float_as_uint(o[4 * j + 1][2 * h + e]),
                                     __float_as_uint(o[4 * j + 2][2 * h + e]), __float_as_uint(o[4 * j + 3][2 * h + e])));
-  __syncthreads();
-  const int h = tid >> 3, piece = tid & 7;
+  if constexpr (PARTS == 1) __syncthreads();
+  else named_barrier(1 + my_part, 32 * WARPS);
+  const int h = (tid & 127) >> 3, piece = tid & 7;
+  const uint32_t s_states = base + L::STATES + my_part * WARPS * 128, s_outputs = base + my_part * WARPS * L::WARP_RING;
   float weights[WARPS], most = -INFINITY, sum = 0.f;
 #pragma unroll
   for (int k = 0; k < WARPS; k++) weights[k] = load_shared_float(s_states + k * 128 + h * 4), most = fmaxf(most, weights[k]);
 #pragma unroll
   for (int k = 0; k < WARPS; k++) {
-    weights[k] = weight_of(weights[k], most, c);
+    weights[k] = weight_of(weights[k], most);
     sum = __fmaf_rn(load_shared_float(s_states + k * 128 + 64 + h * 4), weights[k], sum);
   }
   float4 acc[4];
@@ -386,17 +363,19 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     acc[x] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int k = 0; k < WARPS; k++) {
-      const uint4 v = load_shared_128(base + k * 2 * RING * STAGE + h * 512 + (((8 * x + piece) ^ (h & 7)) << 4));
+      const uint4 v = load_shared_128(s_outputs + k * L::WARP_RING + h * 512 + (((8 * x + piece) ^ (h & 7)) << 4));
       acc[x].x = __fmaf_rn(__uint_as_float(v.x), weights[k], acc[x].x), acc[x].y = __fmaf_rn(__uint_as_float(v.y), weights[k], acc[x].y);
       acc[x].z = __fmaf_rn(__uint_as_float(v.z), weights[k], acc[x].z), acc[x].w = __fmaf_rn(__uint_as_float(v.w), weights[k], acc[x].w);
     }
   }
   const bool live = h < (int)p.group_heads;
-  const float value_factor = scale_or_one(p.value_factor);
-  if (p.splits == 1) {
+  if (p.splits == 1) {  // a combination of one state: its weight is 1, but -0 becomes +0
     if (live)
 #pragma unroll
-      for (int x = 0; x < 4; x++) finish(p, row, head0 + h, (8 * x + piece) * 4, acc[x], most, sum, scale, value_factor, x == 0 && piece == 0);
+      for (int x = 0; x < 4; x++)
+        finish(p, row, head0 + h, (8 * x + piece) * 4,
+               make_float4(__fadd_rn(acc[x].x, 0.f), __fadd_rn(acc[x].y, 0.f), __fadd_rn(acc[x].z, 0.f), __fadd_rn(acc[x].w, 0.f)), most,
+               sum, value_factor, x == 0 && piece == 0);
     return;
   }
   if (p.combine_in_workspace) {
@@ -407,81 +386,59 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (piece == 0) *(float2*)(p.partial_states + state * 2) = make_float2(most, sum);
     return;
   }
-  // ---- parts of the row: blocks of the cluster, in ascending order
-  __syncthreads();
+  // ---- the parts of the row: every block of the cluster combines its share of the heads, which all parts send to it
+  const int heads = GROUP / blocks, owner = h / heads, to = split * heads + h % heads;
+  const uint32_t s_received = base + (in_cluster ? L::RECEIVED : 0);
+  const uint32_t s_received_states = base + (in_cluster ? L::RECEIVED_STATES : PARTS * GROUP * 512);
+  if (in_cluster) cluster_wait();  // all blocks have begun
+  else __syncthreads();            // all rings have been read
 #pragma unroll
-  for (int x = 0; x < 4; x++)
-    store_shared_128(base + h * 512 + (8 * x + piece) * 16, make_uint4(__float_as_uint(acc[x].x), __float_as_uint(acc[x].y),
-                                                                       __float_as_uint(acc[x].z), __float_as_uint(acc[x].w)));
-  if (piece == 0) store_shared_float(s_combined + h * 4, most), store_shared_float(s_combined + 64 + h * 4, sum);
-  cluster_arrive();
-  cluster_wait();
-  // Four channels a thread: piece = which of the 512 of the group; a block takes every splits-th run of 128.
-  for (int unit = split * 128 + tid; unit < GROUP * 32; unit += p.splits * 128) {
-    const int head = unit >> 5, channel = (unit & 31) * 4;
+  for (int x = 0; x < 4; x++) store_cluster_128(map_shared_rank(s_received + to * 512, owner) + (8 * x + piece) * 16, acc[x]);
+  if (piece == 0) store_cluster_64(map_shared_rank(s_received_states + to * 8, owner), most, sum);
+  if (in_cluster) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  for (int unit = tid; unit < heads * 32; unit += L::THREADS) {  // four channels a thread
+    const int local = unit >> 5, channel = (unit & 31) * 4, head = rank * heads + local;
     if (head >= (int)p.group_heads) continue;
-    float top = -INFINITY, total = 0.f;
-    for (uint32_t k = 0; k < p.splits; k++) top = fmaxf(top, load_cluster_float(map_shared_rank(s_combined + head * 4, k)));
+    float highest = -INFINITY, total = 0.f;
+#pragma unroll 4
+    for (int k = 0; k < (int)p.splits; k++) highest = fmaxf(highest, load_shared_float(s_received_states + (k * heads + local) * 8));
     float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (uint32_t k = 0; k < p.splits; k++) {
-      const uint2 other = p.parts[request_id * p.splits + k];
-      if (other.x == other.y) continue;  // the request has fewer parts
-      const float a = weight_of(load_cluster_float(map_shared_rank(s_combined + head * 4, k)), top, c);
-      total = __fmaf_rn(load_cluster_float(map_shared_rank(s_combined + 64 + head * 4, k)), a, total);
-      const float4 v = load_cluster_float4(map_shared_rank(base + head * 512 + channel * 4, k));
-      out.x = __fmaf_rn(v.x, a, out.x), out.y = __fmaf_rn(v.y, a, out.y), out.z = __fmaf_rn(v.z, a, out.z), out.w = __fmaf_rn(v.w, a, out.w);
+#pragma unroll 4
+    for (int k = 0; k < (int)p.splits; k++) {
+      const uint2 ml = load_shared_64(s_received_states + (k * heads + local) * 8);
+      const uint4 v = load_shared_128(s_received + (k * heads + local) * 512 + channel * 4);
+      add_state(make_float2(__uint_as_float(ml.x), __uint_as_float(ml.y)),
+                make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)), highest, total, out);
     }
-    finish(p, row, head0 + head, channel, out, top, total, scale, value_factor, channel == 0);
+    finish(p, row, head0 + head, channel, out, highest, total, value_factor, channel == 0);
   }
-  cluster_arrive();
-  cluster_wait();
-}
-
-// Combines the parts of a row in ascending order from the workspace: one warp a (row, head), four channels a lane.
-MSA_DEVICE void combine_parts(const DecodeArguments& p) {
-  wait_for_predecessor();
-  const int lane = threadIdx.x & 31, heads = p.groups * p.group_heads;
-  const int64_t item = (int64_t)blockIdx.x * 4 + (threadIdx.x >> 5);
-  const int head = item % heads, sequence = item / heads;
-  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
-  release_successor();
-  if (request_id >= (int)p.batch.requests) return;
-  const Request request = load_request(p.batch, request_id, false);
-  if (i_row >= request.rows) return;
-  const int row = request.first_row + i_row;
-  const float scale = __fmul_rn(__fmul_rn(p.softmax_scale, scale_or_one(p.query_factor)), scale_or_one(p.key_factor));
-  const float c = binary_scale(scale);
-  const uint64_t first = (uint64_t)row * p.splits * heads + head;
-  float top = -INFINITY, total = 0.f;
-  for (uint32_t k = 0; k < p.splits; k++) top = fmaxf(top, p.partial_states[(first + (uint64_t)k * heads) * 2]);
-  float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
-  for (uint32_t k = 0; k < p.splits; k++) {
-    const uint2 part = p.parts[request_id * p.splits + k];
-    if (part.x == part.y) continue;
-    const uint64_t state = first + (uint64_t)k * heads;
-    const float2 ml = *(const float2*)(p.partial_states + state * 2);
-    const float a = weight_of(ml.x, top, c);
-    total = __fmaf_rn(ml.y, a, total);
-    const float4 v = *(const float4*)(p.partial_outputs + state * CHANNELS + lane * 4);
-    out.x = __fmaf_rn(v.x, a, out.x), out.y = __fmaf_rn(v.y, a, out.y), out.z = __fmaf_rn(v.z, a, out.z), out.w = __fmaf_rn(v.w, a, out.w);
-  }
-  finish(p, row, head, lane * 4, out, top, total, scale, scale_or_one(p.value_factor), lane == 0);
 }
 
 }  // namespace msa
 
-static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES>::SHARED == sparse_decode_SHARED,
-              "images.toml: shared bytes of sparse_decode");
-
-// Four blocks an SM leave 128 registers, which ptxas keeps to on sm_90a and not above it, where three are asked for.
+// Registers for that many blocks an SM are there on sm_90a only.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define MSA_BLOCKS 3
+#define MSA_BLOCKS(n) ((n) > 1 ? (n)-1 : 1)
 #else
-#define MSA_BLOCKS sparse_decode_BLOCKS
+#define MSA_BLOCKS(n) (n)
 #endif
 
-extern "C" __global__ __launch_bounds__(128, MSA_BLOCKS) void sparse_decode(const __grid_constant__ msa::DecodeArguments p) {
-  msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES>(p);
-}
+// A kernel that takes `parts` parts of a row a block, with `ring` stages of K and of V a warp.
+#define MSA_KERNEL(symbol, parts, ring)                                                                                      \
+  static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, ring>::SHARED == symbol##_SHARED,             \
+                "images.toml: shared bytes of " #symbol);                                                                    \
+  extern "C" __global__ __launch_bounds__(128 * parts, MSA_BLOCKS(symbol##_BLOCKS)) void symbol(                             \
+      const __grid_constant__ msa::DecodeArguments p) {                                                                      \
+    msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES, parts, ring>(p);                   \
+  }
+
+MSA_KERNEL(sparse_decode, 1, MSA_RING)
+MSA_KERNEL(sparse_decode_few, 1, MSA_RING_FEW)
+MSA_KERNEL(sparse_decode_pair, 2, MSA_RING_PAIR)
 
 extern "C" __global__ __launch_bounds__(128) void combine_parts(const __grid_constant__ msa::DecodeArguments p) { msa::combine_parts(p); }

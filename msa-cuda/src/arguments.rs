@@ -250,6 +250,9 @@ pub(crate) struct AppendArguments {
     pub(crate) cosine_row: u64,
     pub(crate) sine_row: u64,
     pub(crate) status: u64,
+    pub(crate) group_blocks: u32,
+    pub(crate) group_magic: u32,
+    pub(crate) group_shift: u32,
     pub(crate) passes: u32,
     pub(crate) half: u32,
     pub(crate) half_is_32: u32,
@@ -257,6 +260,7 @@ pub(crate) struct AppendArguments {
     pub(crate) reciprocal: u32,
     /// Status words of the run in its first kernel, else 0.
     pub(crate) own_status: u32,
+    pub(crate) pad: u32,
 }
 
 /// f16x2 1.0, opaque to the compiler of the kernels.
@@ -273,5 +277,5 @@ const _: () = {
     assert!(size_of::<MergeArguments>() == 160);
     assert!(size_of::<SelectMergeArguments>() == 88);
     assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 56);
-    assert!(size_of::<AppendArguments>() == 960);
+    assert!(size_of::<AppendArguments>() == 976);
 };

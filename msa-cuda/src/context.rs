@@ -102,7 +102,9 @@ impl Context {
         Ok(Function { handle, kernel })
     }
 
-    /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once.
+    /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once. All kernels ask for the largest share
+    /// of an SM's memory: an SM changes its share only when it is idle, so that a persistent kernel launched beside the end of a
+    /// kernel with a small share would find room for one block instead of two, for as long as it runs.
     fn allow(&self, function: sys::CUfunction, kernel: &Kernel) -> Result<()> {
         use sys::CUfunction_attribute as Attribute;
         let shared = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -110,7 +112,10 @@ impl Context {
         check(unsafe { sys::cuFuncSetAttribute(function, shared, kernel.shared as i32) })?;
         let cluster = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: the function is loaded.
-        check(unsafe { sys::cuFuncSetAttribute(function, cluster, 1) })
+        check(unsafe { sys::cuFuncSetAttribute(function, cluster, 1) })?;
+        let share = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(function, share, 100) })
     }
 
     /// The address of an immutable table with these bytes. Equal tables are one: none is ever changed or freed while the

@@ -78,6 +78,33 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
+/// A kernel of sparse decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DecodeChoice {
+    /// Symbol.
+    pub(crate) symbol: &'static str,
+    /// Parts of a row that one block works on.
+    pub(crate) parts: u32,
+}
+
+/// The decode kernel for `items` (row, group) pairs in `splits` parts. Two parts a block as soon as blocks of one would
+/// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. Where an SM has one block, the kernel with
+/// more registers and a deeper ring. A combination through the workspace is not made for pairs.
+pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice {
+    let crowded = items * u64::from(splits) > u64::from(units);
+    match splits {
+        2..=MAX_CLUSTER if crowded => DecodeChoice { symbol: "sparse_decode_pair", parts: 2 },
+        _ if crowded => DecodeChoice { symbol: "sparse_decode", parts: 1 },
+        _ => DecodeChoice { symbol: "sparse_decode_few", parts: 1 },
+    }
+}
+
+/// Shared memory through which the blocks of a cluster exchange `parts` parts each: 16 heads of 128 f32, m and l. A block
+/// on its own does without.
+pub(crate) const fn exchange_bytes(parts: u32) -> u32 {
+    parts * 16 * (128 * 4 + 8)
+}
+
 /// One warp for each of `per_row` items of every row that the bounds allow, four to a block.
 pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
     let blocks = (lengths.rows() * u64::from(per_row)).div_ceil(4).max(1);
@@ -86,8 +113,8 @@ pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
     Ok(Grid { x, y: 1, cluster: 1 })
 }
 
-/// Heads that a block of `append` takes in one pass: 256 threads, eight a head.
-const APPEND_HEADS: u64 = 32;
+/// Heads that a block of `append` takes in one pass: 128 threads, eight a head.
+const APPEND_HEADS: u64 = 16;
 
 /// Most passes of a block of `append`.
 const APPEND_PASSES: u64 = 8;
@@ -98,26 +125,48 @@ pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
     (waves / 4).clamp(1, APPEND_PASSES) as u32
 }
 
-/// How the blocks of `append` share the heads of one tensor.
+/// How the blocks of `append` share its work: each group of `16 * passes` rows takes as many blocks, a range of them for each
+/// tensor, so that tensors run side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AppendShare {
-    /// Blocks.
+pub(crate) struct AppendGrid {
+    /// Blocks in all.
     pub(crate) blocks: u64,
-    /// Blocks after which head 0 is first again.
-    pub(crate) period: u32,
-    /// Rows that so many blocks take in a pass: a lane keeps its head.
-    pub(crate) row_step: u32,
+    /// Blocks of a group.
+    pub(crate) group_blocks: u32,
+    /// The first block of each tensor in a group.
+    pub(crate) first_blocks: [u32; 5],
+    /// `n / group_blocks` is `n * magic >> 32 >> shift` for n below 2^31.
+    pub(crate) magic: u32,
+    /// See there.
+    pub(crate) shift: u32,
 }
 
-/// The share of a tensor of `heads` heads, of `rows` rows.
-pub(crate) fn append_share(rows: u64, heads: u32, passes: u32) -> AppendShare {
+/// The grid for `rows` rows of five tensors of so many heads. Fewer rows than a block has heads need fewer blocks.
+pub(crate) fn append_grid(rows: u64, heads: [u32; 5], passes: u32) -> AppendGrid {
+    let in_pass = rows.next_power_of_two().min(APPEND_HEADS) as u32;
+    let mut first_blocks = [0; 5];
+    let mut group_blocks = 0;
+    for (first, heads) in first_blocks.iter_mut().zip(heads) {
+        *first = group_blocks;
+        let (period, row_step) = append_turn(heads);
+        group_blocks += if heads == 0 { 0 } else { in_pass.div_ceil(row_step) * period };
+    }
+    // 2^(31 + bits) / blocks rounded up, with 2^bits at least blocks: 32 bits that are exact for 31-bit numbers.
+    let bits = group_blocks.next_power_of_two().trailing_zeros().max(1);
+    let magic = (1_u64 << (31 + bits)).div_ceil(group_blocks.max(2).into()) as u32;
+    let blocks = rows.div_ceil(APPEND_HEADS * u64::from(passes)) * u64::from(group_blocks);
+    AppendGrid { blocks, group_blocks, first_blocks, magic, shift: bits - 1 }
+}
+
+/// Within a group, blocks of a tensor of `heads` heads after which head 0 is first again, and the rows that so many blocks
+/// take in a pass: a lane keeps its head.
+pub(crate) fn append_turn(heads: u32) -> (u32, u32) {
     if heads == 0 {
-        return AppendShare { blocks: 0, period: 1, row_step: 1 };
+        return (1, 1);
     }
     // The greatest power of two in both.
     let common = 1 << heads.trailing_zeros().min(APPEND_HEADS.trailing_zeros());
-    let (period, row_step) = (heads / common, APPEND_HEADS as u32 / common);
-    AppendShare { blocks: rows.div_ceil(u64::from(passes * row_step)) * u64::from(period), period, row_step }
+    (heads / common, APPEND_HEADS as u32 / common)
 }
 
 /// Rows of a launch of `append`: what the table of `table_bytes` finds the last rows of, so that no count of heads leaves
@@ -166,31 +215,57 @@ mod tests {
 
     #[test]
     fn append_takes_one_pass_until_the_machine_is_full() {
-        let kernel = Kernel { symbol: "append_once", threads: 256, shared: 0, blocks: 4 };
+        let kernel = Kernel { symbol: "append_once", threads: 128, shared: 0, blocks: 8 };
         let passes = |rows: u64| append_passes(77 * rows, 132, &kernel);
         assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
     }
 
+    /// Walks the blocks as append.cu does.
     #[test]
     fn blocks_of_append_cover_every_head_of_every_row_once() {
+        let (m3, odd, small) = ([4, 4, 1, 4, 64], [3, 3, 1, 6, 24], [1, 1, 1, 0, 5]);
         for (rows, heads, passes) in
-            [(1, 64, 1), (128, 4, 1), (33, 1, 2), (100, 6, 3), (65, 24, 2), (7, 5, 1), (9, 0, 1)]
+            [(1, m3, 1), (5, m3, 1), (128, m3, 1), (100, m3, 3), (65, odd, 2), (7, small, 1), (40, small, 1)]
         {
-            let share = append_share(rows, heads, passes);
-            let mut seen = vec![0; (rows * u64::from(heads)) as usize];
-            for block in 0..share.blocks {
-                for lane in 0..APPEND_HEADS {
-                    let pair = block % u64::from(share.period) * APPEND_HEADS + lane;
-                    let first = block / u64::from(share.period) * u64::from(passes * share.row_step);
-                    for pass in 0..u64::from(passes) {
-                        let row = first + pair / u64::from(heads) + pass * u64::from(share.row_step);
-                        if row < rows {
-                            seen[(row * u64::from(heads) + pair % u64::from(heads)) as usize] += 1;
-                        }
+            let grid = append_grid(rows, heads, passes);
+            let mut seen = [(); 5].map(|()| std::collections::HashMap::new());
+            for number in 0..grid.blocks as u32 {
+                let (group, block) = (number / grid.group_blocks, number % grid.group_blocks);
+                let kind = (1..5).filter(|&k| block >= grid.first_blocks[k]).count();
+                let (heads, (period, row_step)) = (heads[kind], append_turn(heads[kind]));
+                let unit = block - grid.first_blocks[kind];
+                let first = group * passes * APPEND_HEADS as u32 + unit / period * passes * row_step;
+                for pair in (0..APPEND_HEADS as u32).map(|lane| unit % period * APPEND_HEADS as u32 + lane) {
+                    for row in (0..passes).map(|pass| u64::from(first + pair / heads + pass * row_step)) {
+                        *seen[kind].entry((row, pair % heads)).or_insert(0) += u32::from(row < rows);
                     }
                 }
             }
-            assert!(seen.iter().all(|&times| times == 1), "{rows} {heads} {passes}: {share:?}");
+            for (seen, heads) in seen.iter().zip(heads) {
+                let times = seen.values().filter(|&&times| times > 0);
+                assert_eq!(times.clone().count() as u64, rows * u64::from(heads), "{rows} {heads} {passes}");
+                assert!(times.into_iter().all(|&times| times == 1), "{rows} {heads} {passes}");
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_take_few_blocks() {
+        let blocks = |rows| append_grid(rows, [4, 4, 1, 4, 64], 1).blocks;
+        assert_eq!([1, 2, 8, 16, 17, 128].map(blocks), [8, 12, 39, 77, 154, 616]);
+        assert!((1..300).all(|rows| blocks(rows) <= blocks(rows + 1)));
+    }
+
+    #[test]
+    fn blocks_are_divided_by_those_of_a_group_exactly() {
+        for heads in (2..300).chain([1 << 20, (1 << 20) + 16]) {
+            let AppendGrid { group_blocks, magic, shift, .. } = append_grid(16, [heads, 0, 1, 0, 0], 1);
+            let near =
+                [group_blocks - 1, group_blocks, 7 * group_blocks - 1, 7 * group_blocks, (1 << 31) - 1];
+            for n in (0..40_u32).map(|i| i * 53_687_091).chain(near) {
+                let quotient = (u64::from(n) * u64::from(magic)) >> 32 >> shift;
+                assert_eq!(quotient as u32, n / group_blocks, "{n} / {group_blocks}");
+            }
         }
     }
 
@@ -204,6 +279,16 @@ mod tests {
             assert!(winner_entries(rows) * WINNER_BYTES <= 64 * rows && winner_entries(rows) >= 2 * rows);
             assert!(append_rows(winner_entries(rows) * WINNER_BYTES, 1) >= rows);
         }
+    }
+
+    #[test]
+    fn parts_are_paired_where_blocks_outnumber_units() {
+        let symbol = |items, splits| decode_choice(items, splits, 132).symbol;
+        assert_eq!(symbol(4, 16), "sparse_decode_few");
+        assert_eq!(symbol(32, 4), "sparse_decode_few");
+        assert_eq!(symbol(32, 8), "sparse_decode_pair");
+        assert_eq!(symbol(512, 1), "sparse_decode");
+        assert_eq!(symbol(512, 32), "sparse_decode");
     }
 
     #[test]

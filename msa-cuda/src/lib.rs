@@ -14,6 +14,7 @@ mod driver;
 mod images;
 mod launch;
 mod memory;
+pub mod plugin;
 mod prepared;
 mod stages;
 mod variants;

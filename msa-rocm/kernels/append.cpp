@@ -3,7 +3,7 @@
 // A group is one wave and takes one (row, head). Every rounding is that of the reference: sum of squares in sixteen lanes
 // with FMA, then the tree 8, 4, 2, 1; square root and divisions correctly rounded; one rounding to bf16 at the end, or one
 // after every step.
-#include "device.h"
+#include "paged.h"
 
 struct Append {
   const u16 GLOBAL* source;          // [rows, heads, 128] bf16
@@ -15,10 +15,11 @@ struct Append {
   const float GLOBAL* tensor_scale;  // what is stored is divided by it; or null
   u8 GLOBAL* output;                 // row 0 of a query, page 0 of a cache
   u8 GLOBAL* scales;                 // block scales, page 0
-  u32 GLOBAL* status;
+  Batch batch;             // status; with query offsets, rows behind the last one of a request are padding
   u64 source_row_stride;  // bytes
   u64 source_head_stride;
-  u64 table_stride;        // elements from a position to the next
+  u64 cosine_stride;       // elements from a position to the next
+  u64 sine_stride;
   u64 row_stride;          // query: bytes from a row to the next; cache: from a page
   u64 head_stride;         // bytes
   u64 token_stride;        // bytes; cache
@@ -28,12 +29,12 @@ struct Append {
   u32 scale_token_stride;  // bytes within the four
   u32 scale_group_stride;  // bytes from a group of channels to the next
   u32 rows;
-  u32 pages;
+  u32 pages;              // of the cache
   u32 half;              // rotated pairs
   u32 table_rows;        // positions that the tables hold
   u32 per_step;          // 1: bf16 after every step
   float epsilon;
-  u32 reserved;
+  i32 null_page;         // tokens of this page are dropped; -1: none
 };
 
 enum class Stored { kBf16, kFp8, kNvfp4 };
@@ -106,7 +107,7 @@ DEVICE float rotated(const Append& a, u32 c, u64 position) {
   if (c >= 2 * a.half) return round_bf16(own);
   u32 i = c < a.half ? c : c - a.half;
   float other = head_values[c < a.half ? c + a.half : i];
-  float cosine = a.cosines[position * a.table_stride + i], sine = a.sines[position * a.table_stride + i];
+  float cosine = a.cosines[position * a.cosine_stride + i], sine = a.sines[position * a.sine_stride + i];
   if (a.per_step) {
     cosine = round_bf16(cosine);
     sine = round_bf16(sine);
@@ -119,19 +120,36 @@ DEVICE float rotated(const Append& a, u32 c, u64 position) {
   return round_bf16(c < a.half ? first - second : first + second);
 }
 
+// One past the last row that belongs to a request.
+DEVICE u32 live_rows(const Append& a) {
+  if (!a.batch.query_offsets) return a.rows;
+  u32 end = 0;
+  for (u32 request = lane_id(); request < a.batch.requests; request += kWave) {
+    Request own = request_of(a.batch, request);
+    u32 own_end = own.rows ? (u32)(own.first_row + own.rows) : 0;
+    end = own_end > end ? own_end : end;
+  }
+#pragma unroll
+  for (u32 h = 1; h < kWave; h <<= 1) {
+    u32 other = exchange_xor(end, h);
+    end = other > end ? other : end;
+  }
+  return end;
+}
+
 DEVICE bool position_fits(const Append& a, u32 row) {
   return !a.positions || (a.positions[row] >= 0 && (u32)a.positions[row] < a.table_rows);
 }
 
 // True if a later row, with a position that fits, has the same slot: then that one is stored.
-DEVICE bool replaced(const Append& a, u32 row, i64 slot) {
+DEVICE bool replaced(const Append& a, u32 row, u32 rows, i64 slot) {
   u32 later = 0;
-  for (u32 first = row + 1; first < a.rows; first += kWave) {
+  for (u32 first = row + 1; first < rows; first += kWave) {
     u32 other = first + lane_id();
-    u32 own = other < a.rows ? other : row;
+    u32 own = other < rows ? other : row;
     later += own != row && a.slots[own] == slot && position_fits(a, own) ? 1 : 0;
   }
-  return __builtin_amdgcn_ballot_w64(later != 0) != 0;
+  return lanes_where(later != 0) != 0;
 }
 
 // Two channels of a lane to NVFP4: one byte, and for eight lanes one scale.
@@ -148,7 +166,7 @@ DEVICE void store_nvfp4(const Append& a, float x, float y, u8 GLOBAL* row, u8 GL
   float value = from_e4m3(code);
   row[lane_id()] = (u8)(to_e2m1(x / value) | to_e2m1(y / value) << 4);
   if (lane_id() % 8 == 0) *scale = (u8)code;
-  if (nan && lane_id() % 8 == 0) report(a.status, kStatusNan);
+  if (nan && lane_id() % 8 == 0) report(a.batch.status, kStatusNan);
 }
 
 template <Stored S>
@@ -163,18 +181,25 @@ DEVICE void store(const Append& a, float x, float y, u8 GLOBAL* row, u8 GLOBAL* 
   if constexpr (S == Stored::kNvfp4) store_nvfp4(a, x, y, row, scale);
 }
 
+// The page of a row's slot, or -1 if nothing is stored; a slot beyond the cache is reported.
+DEVICE i64 page_of_slot(const Append& a, i64 slot) {
+  i64 page = slot / (i64)kBlockTokens;
+  bool outside = slot < -1 || page >= (i64)a.pages;
+  if (outside) report(a.batch.status, kStatusSlot);
+  return outside || slot < 0 || page == (i64)a.null_page ? -1 : page;
+}
+
 template <Stored S>
 DEVICE void append(const Append& a) {
   u32 row = group_x(), head = group_y(), lane = lane_id();
-  if (!position_fits(a, row)) return report(a.status, kStatusPosition);
+  u32 rows = live_rows(a);
+  if (row >= rows) return;
+  i64 slot = a.slots ? a.slots[row] : 0, page = a.slots ? page_of_slot(a, slot) : 0;
+  if (!position_fits(a, row)) return report(a.batch.status, kStatusPosition);
   u8 GLOBAL* target = a.output + head * a.head_stride;
   u8 GLOBAL* scale = 0;
   if (a.slots) {
-    i64 slot = a.slots[row];
-    if (slot == -1) return;
-    i64 page = slot / (i64)kBlockTokens;
-    if (slot < 0 || page >= (i64)a.pages) return report(a.status, kStatusSlot);
-    if (replaced(a, row, slot)) return;
+    if (page < 0 || replaced(a, row, rows, slot)) return;
     u64 token = (u64)slot % kBlockTokens;
     target += (u64)page * a.row_stride + token * a.token_stride;
     scale = a.scales + (u64)page * a.scale_page_stride + head * a.scale_head_stride +

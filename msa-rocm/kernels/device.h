@@ -44,7 +44,9 @@ constexpr u32 kChannels = 128;
 // Bits of the status word; they are those of msa_core::backend::Status.
 constexpr u32 kStatusPage = 1;
 constexpr u32 kStatusSlot = 1u << 1;
+constexpr u32 kStatusLength = 1u << 2;
 constexpr u32 kStatusBlock = 1u << 3;
+constexpr u32 kStatusDuplicate = 1u << 4;
 constexpr u32 kStatusNan = 1u << 5;
 constexpr u32 kStatusPosition = 1u << 6;
 constexpr u32 kStatusRank = 1u << 7;
@@ -70,6 +72,13 @@ DEVICE u32 exchange_xor(u32 x, u32 mask) {
   return (u32)__builtin_amdgcn_ds_bpermute((i32)((lane_id() ^ mask) << 2), (i32)x);
 }
 DEVICE float exchange_xor(float x, u32 mask) { return bits<float>(exchange_xor(bits<u32>(x), mask)); }
+
+DEVICE u64 lanes_where(bool condition) { return __builtin_amdgcn_ballot_w64(condition); }
+DEVICE u64 lanes_before(u32 lane) { return (1ul << lane) - 1; }
+// Lanes below the own one in `mask`.
+DEVICE u32 lanes_below(u64 mask) {
+  return __builtin_amdgcn_mbcnt_hi((u32)(mask >> 32), __builtin_amdgcn_mbcnt_lo((u32)mask, 0));
+}
 
 // max.f32 with NaN ignored and +0 above -0: v_max_f32.
 DEVICE float max_number(float a, float b) { return __builtin_fmaxf(a, b); }

@@ -40,7 +40,7 @@ DEVICE void await(const Exchange& a, u32 peer, u32 epoch) {
     if ((i32)(seen - epoch) >= 0) return;
     __builtin_amdgcn_s_sleep(8);
   }
-  report(a.status, kStatusRank | peer << 16);
+  report(a.status, kStatusRank | 1u << (16 + peer));
 }
 
 KERNEL(kThreads, exchange, b128, push)(Exchange a) {

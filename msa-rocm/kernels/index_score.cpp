@@ -6,7 +6,7 @@
 #include "paged.h"
 
 struct IndexScore {
-  const u8 GLOBAL* query;           // [rows, heads, 128] FP8
+  const u8 GLOBAL* query;           // [rows, heads, 128] FP8 or bf16
   PagedView keys;                   // [pages, 128, 128 channels]
   PagedView key_scales;             // [pages, 128, 8]; NVFP4
   Batch batch;
@@ -24,13 +24,15 @@ struct IndexScore {
   u32 heads;
   u32 world;  // context parallel: block i of this rank is block i * world + rank of the context
   u32 rank;
-  u32 reserved;
+  u32 row_begin;  // rows of this launch
+  u32 row_end;
+  u32 score_columns;  // blocks of this rank that the scores have room for; a part may end beyond
 };
 
 constexpr u32 kTiles = kBlockTokens / 16;
 
-template <Format F>
-DEVICE void load_block(Operand (&keys)[kTiles], const IndexScore& a, u32 page, u32 m, u32 g) {
+template <Query Q, Format F>
+DEVICE void load_block(typename Held<Q>::Type (&keys)[kTiles], const IndexScore& a, u32 page, u32 m, u32 g) {
 #pragma unroll
   for (u32 tile = 0; tile < kTiles; tile++) {
     u64 token = tile * 16 + m;
@@ -38,12 +40,13 @@ DEVICE void load_block(Operand (&keys)[kTiles], const IndexScore& a, u32 page, u
     const u8 GLOBAL* scales = 0;
     if constexpr (F == Format::kNvfp4)
       scales = a.key_scales.base + page * a.key_scales.page_stride + token * a.key_scales.token_stride;
-    keys[tile] = load_row<F>(row, scales, g);
+    keys[tile] = load_row<Q, F>(row, scales, g);
   }
 }
 
 // The largest visible dot of this lane's column; -inf if there is none.
-DEVICE float column_maximum(const Operand (&keys)[kTiles], Operand query, i32 visible, u32 g) {
+template <class Operand>
+DEVICE float column_maximum(const Operand (&keys)[kTiles], const Operand& query, i32 visible, u32 g) {
   float best = minus_infinity();
 #pragma unroll
   for (u32 tile = 0; tile < kTiles; tile++) {
@@ -58,7 +61,7 @@ DEVICE float column_maximum(const Operand (&keys)[kTiles], Operand query, i32 vi
   return max_number(best, exchange_xor(best, 32));
 }
 
-template <Format F>
+template <Query Q, Format F>
 DEVICE void score_block(const IndexScore& a, const Part& part, const Request& request, u32 local, float scale) {
   u32 m = lane_id() % 16, g = lane_id() / 16;
   u32 block = local * a.world + a.rank;
@@ -66,8 +69,8 @@ DEVICE void score_block(const IndexScore& a, const Part& part, const Request& re
   u32 columns = a.heads * (u32)request.rows;
   bool live = first < request.kv_len;
   i32 page = live ? page_of(a.batch, part.request, block) : -1;
-  Operand keys[kTiles];
-  if (page >= 0) load_block<F>(keys, a, (u32)page, m, g);
+  typename Held<Q>::Type keys[kTiles];
+  if (page >= 0) load_block<Q, F>(keys, a, (u32)page, m, g);
   for (u32 tile = 0; tile < columns; tile += 16) {
     u32 column = tile + m;
     bool used = column < columns;
@@ -76,12 +79,12 @@ DEVICE void score_block(const IndexScore& a, const Part& part, const Request& re
     float score = minus_infinity();
     if (page >= 0) {
       i64 visible = (i64)visible_tokens(a.batch, request, (i32)row) - first;
-      Operand query = zero_operand();
-      if (used) query = load_fp8_row(a.query + token * a.query_row_stride + head * a.query_head_stride, g);
+      typename Held<Q>::Type query = Held<Q>::zero();
+      if (used) query = load_query<Q>(a.query + token * a.query_row_stride + head * a.query_head_stride, g);
       score = column_maximum(keys, query, (i32)visible, g);
       score = score == minus_infinity() ? score : score * scale;
     }
-    if (used && g == 0) {
+    if (used && g == 0 && token >= a.row_begin && token < a.row_end) {
       u64 base = a.head_scores ? a.head_scores[head] : a.scores + head * a.score_head_stride;
       u64 address = base + token * a.score_row_stride + local * a.score_block_stride;
       *(float GLOBAL*)address = score;
@@ -89,15 +92,19 @@ DEVICE void score_block(const IndexScore& a, const Part& part, const Request& re
   }
 }
 
-template <Format F>
+template <Query Q, Format F>
 DEVICE void index_score(const IndexScore& a) {
   if constexpr (F == Format::kNvfp4) load_magnitude_table(a.table);
   Part part = a.parts[group_x()];
   Request request = request_of(a.batch, part.request);
   float scale = scalar_or_one(a.query_scale) * scalar_or_one(a.key_scale) * unhalved<F>();
-  for (u32 block = part.begin + wave_id(); block < part.end; block += kThreads / kWave)
-    score_block<F>(a, part, request, block, scale);
+  u32 end = part.end < a.score_columns ? part.end : a.score_columns;
+  for (u32 block = part.begin + wave_id(); block < end; block += kThreads / kWave)
+    score_block<Q, F>(a, part, request, block, scale);
 }
 
-KERNEL(kThreads, index_score, q8k8, mfma)(IndexScore a) { index_score<Format::kFp8>(a); }
-KERNEL(kThreads, index_score, q8k4, lut)(IndexScore a) { index_score<Format::kNvfp4>(a); }
+KERNEL(kThreads, index_score, q8k8, mfma)(IndexScore a) { index_score<Query::kFp8, Format::kFp8>(a); }
+KERNEL(kThreads, index_score, q8k4, lut)(IndexScore a) { index_score<Query::kFp8, Format::kNvfp4>(a); }
+KERNEL(kThreads, index_score, q16k8, mfma)(IndexScore a) { index_score<Query::kBf16, Format::kFp8>(a); }
+KERNEL(kThreads, index_score, q16k4, lut)(IndexScore a) { index_score<Query::kBf16, Format::kNvfp4>(a); }
+KERNEL(kThreads, index_score, q16k16, mfma)(IndexScore a) { index_score<Query::kBf16, Format::kBf16>(a); }

@@ -22,6 +22,8 @@ struct Select {
   u32 rank;
   u32 score_then_own;     // 1: descending score, the own block last; 0: ascending ids
   u32 score_columns;      // columns that may be read
+  u32 row_begin;          // row of the first group
+  u32 reserved;
 };
 
 constexpr u32 kWaves = kThreads / kWave;
@@ -90,15 +92,11 @@ DEVICE u64 find_threshold(const Select& a, const Row& row, u32& wanted) {
   return prefix << 1 | digit_found;
 }
 
-DEVICE u32 lanes_below(u64 mask) {
-  return __builtin_amdgcn_mbcnt_hi((u32)(mask >> 32), __builtin_amdgcn_mbcnt_lo((u32)mask, 0));
-}
-
 // Appends the chosen keys of 256 candidates to `chosen` in order. `taken` and `equal` count those of earlier calls.
 DEVICE void compact(u64 key, u64 threshold, u32 wanted, u32& taken, u32& equal) {
   u32 wave = wave_id();
   u64 rank = rank_of(key);
-  u64 equals = __builtin_amdgcn_ballot_w64(key != 0 && rank == threshold);
+  u64 equals = lanes_where(key != 0 && rank == threshold);
   if (lane_id() == 0) wave_equal[wave] = (u32)__builtin_popcountl(equals);
   barrier();
   u32 before = equal;
@@ -108,7 +106,7 @@ DEVICE void compact(u64 key, u64 threshold, u32 wanted, u32& taken, u32& equal) 
     equal += own;
   }
   bool take = key != 0 && (rank > threshold || (rank == threshold && before + lanes_below(equals) < wanted));
-  u64 takes = __builtin_amdgcn_ballot_w64(take);
+  u64 takes = lanes_where(take);
   if (lane_id() == 0) wave_above[wave] = (u32)__builtin_popcountl(takes);
   barrier();
   u32 slot = taken + lanes_below(takes);
@@ -134,24 +132,20 @@ DEVICE u32 choose(const Select& a, const Row& row) {
   return taken;
 }
 
-// Request of a row, by the ascending offsets.
-DEVICE u32 request_of_row(const Batch& batch, i32 row) {
-  u32 request = 0;
-  while (request + 1 < batch.requests && batch.query_offsets[request + 1] <= row) request++;
-  return request;
-}
-
-DEVICE Row read_row(const Select& a, u32 row, u32 list) {
+// A row of no request is not touched. The first group also looks at the requests without rows.
+DEVICE bool read_row(const Select& a, u32 row, u32 list, Row& result) {
+  if (row == a.row_begin && list == 0)
+    for (u32 request = thread_id(); request < a.batch.requests; request += kThreads) request_of(a.batch, request);
   u32 request_index = request_of_row(a.batch, (i32)row);
+  if (request_index >= a.batch.requests) return false;
   Request request = request_of(a.batch, request_index);
   i32 visible = visible_tokens(a.batch, request, (i32)row - request.first_row);
-  Row result;
-  result.scores = a.scores + row * a.score_row_stride + list * a.heads_per_list * a.score_head_stride;
+  result.scores = a.scores + (u64)row * a.score_row_stride + list * a.heads_per_list * a.score_head_stride;
   u32 blocks = (u32)(visible + (i32)kBlockTokens - 1) / kBlockTokens;
   result.own = blocks - 1;
   result.candidates = blocks > a.rank ? (blocks - a.rank + a.world - 1) / a.world : 0;
   if (result.candidates > a.score_columns) result.candidates = a.score_columns;
-  return result;
+  return true;
 }
 
 // How many of the chosen keys are larger.
@@ -162,9 +156,9 @@ DEVICE u32 keys_above(u64 key, u32 count) {
 }
 
 DEVICE void select_list(const Select& a) {
-  u32 row_index = group_x(), list = group_y(), t = thread_id();
-  if ((i32)row_index >= a.batch.query_offsets[a.batch.requests]) return;
-  Row row = read_row(a, row_index, list);
+  u32 row_index = a.row_begin + group_x(), list = group_y(), t = thread_id();
+  Row row;
+  if (!read_row(a, row_index, list, row)) return;
   u32 count = choose(a, row);
   i32 GLOBAL* out = a.lists + row_index * a.list_row_stride + list * a.list_head_stride;
   if (t >= a.top_k) return;
@@ -178,10 +172,10 @@ DEVICE void select_list(const Select& a) {
 }
 
 DEVICE void candidate_keys(const Select& a) {
-  u32 row_index = group_x(), list = group_y(), t = thread_id();
-  if (a.epoch && row_index == 0 && list == 0 && t == 0) *a.epoch = *a.epoch + 1;
-  if ((i32)row_index >= a.batch.query_offsets[a.batch.requests]) return;
-  Row row = read_row(a, row_index, list);
+  u32 row_index = a.row_begin + group_x(), list = group_y(), t = thread_id();
+  if (a.epoch && group_x() == 0 && list == 0 && t == 0) *a.epoch = *a.epoch + 1;
+  Row row;
+  if (!read_row(a, row_index, list, row)) return;
   u32 count = choose(a, row);
   u64 GLOBAL* out = a.keys + row_index * a.list_row_stride + list * a.list_head_stride;
   if (t >= a.top_k) return;

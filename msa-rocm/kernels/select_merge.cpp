@@ -1,6 +1,7 @@
 // select_merge: the k largest of the candidate keys of all ranks, as a list of blocks.
 //
-// Every key is compared with every other: at most 8 ranks x 64 slots. The order in which ranks arrive plays no part.
+// Every key is compared with every other, at most 2048 of them: 8 ranks of 64 slots, and of several index heads where one
+// list serves them all. The order in which ranks arrive plays no part.
 #include "candidate.h"
 
 struct SelectMerge {
@@ -17,10 +18,10 @@ struct SelectMerge {
   u32 world;
   u32 top_k;
   u32 score_then_own;
-  u32 reserved;
+  u32 heads_per_list;  // index heads reduced to one list: 1, or all of them
 };
 
-constexpr u32 kMaxKeys = 8 * kMaxSlots;
+constexpr u32 kMaxKeys = 32 * kMaxSlots;
 
 LDS_VARIABLE u64 all_keys[kMaxKeys];
 LDS_VARIABLE u64 best[kMaxSlots];
@@ -39,18 +40,19 @@ DEVICE bool superseded(u64 key, u32 index, u32 count) {
 
 // Keeps one key a block: the others become 0.
 DEVICE void drop_duplicates(u32 count) {
-  u32 t = thread_id();
-  bool drop[kMaxKeys / kThreads];
-#pragma unroll
-  for (u32 i = 0; i < kMaxKeys / kThreads; i++) {
-    u32 index = t + i * kThreads;
-    drop[i] = index < count && all_keys[index] != 0 && superseded(all_keys[index], index, count);
-  }
+  u32 drop = 0;
+  for (u32 index = thread_id(), bit = 1; index < count; index += kThreads, bit <<= 1)
+    drop |= all_keys[index] != 0 && superseded(all_keys[index], index, count) ? bit : 0;
   barrier();
-#pragma unroll
-  for (u32 i = 0; i < kMaxKeys / kThreads; i++)
-    if (drop[i]) all_keys[t + i * kThreads] = 0;
+  for (u32 index = thread_id(); index < count; index += kThreads, drop >>= 1)
+    if (drop & 1) all_keys[index] = 0;
   barrier();
+}
+
+// Key number i of a list: ranks, then heads, then slots.
+DEVICE u64 load_key(const SelectMerge& a, const u64 GLOBAL* keys, u32 i) {
+  u32 head = i / a.top_k % a.heads_per_list, rank = i / a.top_k / a.heads_per_list;
+  return keys[rank * a.rank_stride + head * a.key_head_stride + i % a.top_k];
 }
 
 // Puts the k largest keys in `best`, descending.
@@ -70,10 +72,10 @@ DEVICE void take_largest(u32 count, u32 top_k) {
 KERNEL(kThreads, select_merge, u64, count)(SelectMerge a) {
   u32 row = group_x(), list = group_y(), t = thread_id();
   if (a.rows && (i32)row >= *a.rows) return;
-  u32 count = a.world * a.top_k;
-  const u64 GLOBAL* keys = a.keys + row * a.key_row_stride + list * a.key_head_stride;
+  u32 count = a.world * a.heads_per_list * a.top_k;
+  const u64 GLOBAL* keys = a.keys + row * a.key_row_stride + list * a.heads_per_list * a.key_head_stride;
   if (a.epoch) keys += (*a.epoch & 1) * a.parity_stride;
-  for (u32 i = t; i < count; i += kThreads) all_keys[i] = keys[(i / a.top_k) * a.rank_stride + i % a.top_k];
+  for (u32 i = t; i < count; i += kThreads) all_keys[i] = load_key(a, keys, i);
   if (t == 0) best_count = 0;
   barrier();
   drop_duplicates(count);

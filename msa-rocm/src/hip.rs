@@ -2,15 +2,22 @@
 //!
 //! Nothing is linked. The library is looked for as `MSA_HIP_LIBRARY`, under `ROCM_PATH`, `HIP_PATH` and `/opt/rocm`, and by
 //! its versioned names; it is opened once with `RTLD_NOW | RTLD_LOCAL` and never unloaded. A missing library, symbol or
-//! device is a value with its reason.
+//! device is a value with its reason. A process that has the runtime already passes its functions ([`Hip::over`]).
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+mod search;
+mod table;
+
+pub use table::{NEEDED, OFFERED, Table};
+
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use msa_core::error::{Error, Result};
+
+use search::candidates;
 
 /// A handle of the runtime: stream, module, function, event or graph.
 pub type Handle = *mut c_void;
@@ -20,6 +27,9 @@ pub const SUCCESS: c_int = 0;
 
 /// `hipMemcpyDefault`: the runtime finds out which side each address is on.
 const MEMCPY_DEFAULT: c_int = 4;
+
+/// The oldest runtime that was found to have every function that is needed: Debian's.
+const OLDEST: &str = "5.2";
 
 /// Why there is no runtime or no device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,80 +57,18 @@ impl std::fmt::Display for Unavailable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoRuntime { tried } => write!(f, "no HIP runtime: tried {}", tried.join(", ")),
-            Self::MissingSymbol { library, symbol } => write!(f, "{library} has no {symbol}"),
+            Self::MissingSymbol { library, symbol } => {
+                write!(f, "{library} has no {symbol}: want ROCm {OLDEST} or later")
+            }
             Self::NoDevice { code } => write!(f, "the HIP runtime has no device (error {code})"),
         }
     }
 }
 
-/// Declares the table: one line a function, as in `hip/hip_runtime_api.h`.
-macro_rules! table {
-    ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions that are used, by their names in `hip/hip_runtime_api.h`; each returns a `hipError_t`.
-        #[allow(non_snake_case, missing_docs)]
-        pub struct Table {
-            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-        }
-
-        impl Table {
-            fn resolve(library: &Library, path: &str) -> std::result::Result<Self, Unavailable> {
-                Ok(Self {$(
-                    $name: {
-                        // SAFETY: the type is that of hip_runtime_api.h, and the library is never unloaded.
-                        let symbol = unsafe { library.get(stringify!($name)) };
-                        let missing = |_| Unavailable::MissingSymbol {
-                            library: path.to_owned(),
-                            symbol: stringify!($name),
-                        };
-                        *symbol.map_err(missing)?
-                    },
-                )*})
-            }
-        }
-    };
-}
-
-table! {
-    hipInit(c_uint);
-    hipGetDeviceCount(*mut c_int);
-    hipSetDevice(c_int);
-    hipGetDevice(*mut c_int);
-    hipDeviceGetName(*mut c_char, c_int, c_int);
-    hipDeviceTotalMem(*mut usize, c_int);
-    hipDeviceGetAttribute(*mut c_int, c_int, c_int);
-    hipRuntimeGetVersion(*mut c_int);
-    hipGetDevicePropertiesR0600(*mut c_void, c_int);
-    hipModuleLoadData(*mut Handle, *const c_void);
-    hipModuleGetFunction(*mut Handle, Handle, *const c_char);
-    hipModuleLaunchKernel(
-        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
-    );
-    hipMalloc(*mut u64, usize);
-    hipFree(u64);
-    hipMemcpy(*mut c_void, *const c_void, usize, c_int);
-    hipMemsetD32Async(u64, c_int, usize, Handle);
-    hipStreamCreate(*mut Handle);
-    hipStreamSynchronize(Handle);
-    hipStreamDestroy(Handle);
-    hipEventCreate(*mut Handle);
-    hipEventRecord(Handle, Handle);
-    hipEventSynchronize(Handle);
-    hipEventDestroy(Handle);
-    hipStreamBeginCapture(Handle, c_int);
-    hipStreamEndCapture(Handle, *mut Handle);
-    hipGraphInstantiate(*mut Handle, Handle, *mut Handle, *mut c_char, usize);
-    hipGraphLaunch(Handle, Handle);
-    hipDeviceCanAccessPeer(*mut c_int, c_int, c_int);
-    hipDeviceEnablePeerAccess(c_int, c_uint);
-}
-
 /// The opened runtime.
 pub struct Hip {
     table: Table,
-    describe: unsafe extern "C" fn(c_int) -> *const c_char,
     devices: u32,
-    // Never dropped while the process runs: the table points into it.
-    _library: Library,
 }
 
 /// The runtime of this process.
@@ -129,42 +77,34 @@ pub struct Hip {
 /// Why there is none.
 pub fn runtime() -> std::result::Result<&'static Hip, Unavailable> {
     static RUNTIME: OnceLock<std::result::Result<Hip, Unavailable>> = OnceLock::new();
-    RUNTIME.get_or_init(|| open(&candidates())).as_ref().map_err(Clone::clone)
-}
-
-/// Where the library may be, in order.
-fn candidates() -> Vec<PathBuf> {
-    if let Some(path) = std::env::var_os("MSA_HIP_LIBRARY") {
-        return vec![path.into()];
-    }
-    let roots = ["ROCM_PATH", "HIP_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let mut found: Vec<PathBuf> = roots
-        .chain([PathBuf::from("/opt/rocm")])
-        .map(|root| root.join("lib").join("libamdhip64.so"))
-        .collect();
-    found.extend(
-        ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"].map(PathBuf::from),
-    );
-    found
+    RUNTIME.get_or_init(|| open(&candidates(|name| std::env::var_os(name)))).as_ref().map_err(Clone::clone)
 }
 
 fn open(candidates: &[PathBuf]) -> std::result::Result<Hip, Unavailable> {
+    let mut tried = Vec::new();
     for path in candidates {
         // SAFETY: the initialisers of the HIP runtime have no preconditions.
-        if let Ok(library) = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
-            return Hip::new(library, &path.display().to_string());
+        match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
+            Ok(library) => {
+                let table = Table::resolve(&library, &path.display().to_string())?;
+                // The table points into the library, which stays until the process ends.
+                std::mem::forget(library);
+                return Hip::over(table);
+            }
+            // A file that is there but does not open says why, for example what it needs itself.
+            Err(error) if path.exists() => tried.push(format!("{} ({error})", path.display())),
+            Err(_) => tried.push(path.display().to_string()),
         }
     }
-    Err(Unavailable::NoRuntime { tried: candidates.iter().map(|path| path.display().to_string()).collect() })
+    Err(Unavailable::NoRuntime { tried })
 }
 
 impl Hip {
-    fn new(library: Library, path: &str) -> std::result::Result<Self, Unavailable> {
-        let table = Table::resolve(&library, path)?;
-        let missing =
-            |_| Unavailable::MissingSymbol { library: path.to_owned(), symbol: "hipGetErrorString" };
-        // SAFETY: the type is that of hip_runtime_api.h, and the library is never unloaded.
-        let describe = *unsafe { library.get("hipGetErrorString") }.map_err(missing)?;
+    /// The runtime behind `table`, for a process that has one already. Initialises it.
+    ///
+    /// # Errors
+    /// No device.
+    pub fn over(table: Table) -> std::result::Result<Self, Unavailable> {
         // SAFETY: hipInit takes a flag word that must be 0.
         let code = unsafe { (table.hipInit)(0) };
         let mut devices: c_int = 0;
@@ -174,7 +114,7 @@ impl Hip {
             let code = if counted != SUCCESS { counted } else { code };
             return Err(Unavailable::NoDevice { code });
         }
-        Ok(Self { table, describe, devices: devices as u32, _library: library })
+        Ok(Self { table, devices: devices as u32 })
     }
 
     /// Devices of the process.
@@ -196,7 +136,7 @@ impl Hip {
             return Ok(());
         }
         // SAFETY: the runtime returns a text of static lifetime for every code.
-        let text = unsafe { (self.describe)(code) };
+        let text = unsafe { (self.table.hipGetErrorString)(code) };
         let text = if text.is_null() {
             "no text".to_owned()
         } else {
@@ -235,14 +175,19 @@ impl Hip {
     fn architecture(&self, device: c_int) -> Result<String> {
         // The structure has 1472 bytes in ROCm 6; twice as many leave room.
         let mut properties = vec![0u64; 512];
+        let query = self.table.hipGetDevicePropertiesR0600.or(self.table.hipGetDeviceProperties);
+        let query = query.ok_or_else(|| Error::Device {
+            code: 0,
+            text: "the HIP runtime has no hipGetDevicePropertiesR0600 and no hipGetDeviceProperties"
+                .to_owned(),
+        })?;
         // SAFETY: the buffer is larger than the structure of any version.
-        let code =
-            unsafe { (self.table.hipGetDevicePropertiesR0600)(properties.as_mut_ptr().cast(), device) };
+        let code = unsafe { query(properties.as_mut_ptr().cast(), device) };
         self.check("hipGetDeviceProperties", code)?;
         let bytes: Vec<u8> = properties.iter().flat_map(|word| word.to_le_bytes()).collect();
         // The product name comes first and has 256 bytes.
         let after_name = bytes.get(256..).unwrap_or_default();
-        let start = after_name.windows(4).position(|window| window == b"gfx9");
+        let start = after_name.windows(3).position(|window| window.starts_with(b"gfx"));
         let text = after_name.get(start.unwrap_or(after_name.len())..).unwrap_or_default();
         let text: Vec<u8> = text.iter().copied().take_while(|byte| *byte != 0).collect();
         Ok(String::from_utf8_lossy(&text).into_owned())
@@ -300,6 +245,6 @@ mod tests {
             Ok(_) => panic!("libc is no HIP runtime"),
             Err(error) => error,
         };
-        assert_eq!(error.to_string(), "libc.so.6 has no hipInit");
+        assert_eq!(error.to_string(), "libc.so.6 has no hipInit: want ROCm 5.2 or later");
     }
 }

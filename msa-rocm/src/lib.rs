@@ -13,15 +13,17 @@
 //! interpreter and a GPU run alike.
 
 mod backend;
+mod context;
 pub mod hip;
 mod images;
+pub mod indexer;
 pub mod launch;
 mod module;
 pub mod parameters;
 pub mod plugin;
 mod variants;
 
-pub use backend::{backend, backend_with};
+pub use backend::{backend, backend_over, backend_with};
 pub use images::Images;
 pub use variants::variants;
 

@@ -29,6 +29,11 @@ impl Bytes {
     }
 }
 
+/// -1 stands for none: no cache has that many pages.
+fn page_or_none(page: Option<u32>) -> u32 {
+    page.unwrap_or(u32::MAX)
+}
+
 /// A structure that a kernel takes.
 pub trait Parameters {
     /// Appends the fields in order.
@@ -53,6 +58,8 @@ pub struct Batch {
     pub query_offsets: Address,
     /// `[rows]` i32, or 0 for `kv_len - q_len + i`.
     pub positions: Address,
+    /// `[requests]` of (most query rows, most tokens), u32 each: the plan's bounds.
+    pub bounds: Address,
     /// u32 status word.
     pub status: Address,
     /// Requests.
@@ -63,12 +70,18 @@ pub struct Batch {
     pub table_pages: u32,
     /// Pages of the cache.
     pub pages: u32,
+    /// Rows of the run's tensors.
+    pub rows: u32,
+    /// A page that stands for none.
+    pub null_page: Option<u32>,
 }
 
 impl Parameters for Batch {
     fn write(&self, bytes: &mut Bytes) {
-        bytes.wide(&[self.block_table, self.kv_lengths, self.query_offsets, self.positions, self.status]);
+        bytes.wide(&[self.block_table, self.kv_lengths, self.query_offsets, self.positions]);
+        bytes.wide(&[self.bounds, self.status]);
         bytes.words(&[self.requests, self.table_stride, self.table_pages, self.pages]);
+        bytes.words(&[self.rows, page_or_none(self.null_page)]);
     }
 }
 
@@ -94,7 +107,7 @@ impl Parameters for PagedView {
 /// `index_score.*`: grid `[parts]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IndexScore {
-    /// `[rows, heads, 128]` FP8.
+    /// `[rows, heads, 128]` FP8 or bf16.
     pub query: Address,
     /// Index keys.
     pub keys: PagedView,
@@ -130,6 +143,12 @@ pub struct IndexScore {
     pub world: u32,
     /// This rank.
     pub rank: u32,
+    /// First row of this launch.
+    pub row_begin: u32,
+    /// One past its last row.
+    pub row_end: u32,
+    /// Blocks of this rank that the scores have room for; a part may end beyond.
+    pub score_columns: u32,
 }
 
 impl Parameters for IndexScore {
@@ -141,14 +160,16 @@ impl Parameters for IndexScore {
         bytes.wide(&[self.parts, self.table, self.query_scale, self.key_scale]);
         bytes.wide(&[self.scores, self.head_scores, self.query_row_stride, self.query_head_stride]);
         bytes.wide(&[self.score_row_stride, self.score_head_stride, self.score_block_stride]);
-        bytes.words(&[self.heads, self.world, self.rank, 0]);
+        bytes.words(&[self.heads, self.world, self.rank]);
+        bytes.words(&[self.row_begin, self.row_end, self.score_columns]);
     }
 }
 
-/// `sparse_decode.*`: grid `[parts, KV heads, most rows of a request]`.
+/// `sparse_decode.*`: grid `[parts, units, most rows of a request]`; with the trick `shared`
+/// `[most pages of a tile, units, tiles]`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SparseDecode {
-    /// `[rows, query heads, 128]` FP8.
+    /// `[rows, query heads, 128]` FP8 or bf16.
     pub query: Address,
     /// Keys.
     pub keys: PagedView,
@@ -176,6 +197,8 @@ pub struct SparseDecode {
     pub output: Address,
     /// `[rows, query heads]` f32, or partial LSEs, or 0.
     pub lse: Address,
+    /// `[tiles, lists]` of shared pages (`msa_core::plan::shared`), or 0.
+    pub record: Address,
     /// Bytes.
     pub query_row_stride: u64,
     /// Bytes.
@@ -194,10 +217,20 @@ pub struct SparseDecode {
     pub lse_part_stride: u64,
     /// Elements.
     pub lse_row_stride: u64,
-    /// Query heads of a KV head, 1 to 16.
-    pub group_size: u32,
-    /// Query heads that share a list.
-    pub heads_per_list: u32,
+    /// Query heads that share a list and a KV head, 1 to 16.
+    pub unit_heads: u32,
+    /// Units that share a list.
+    pub units_per_list: u32,
+    /// Units that share a KV head.
+    pub units_per_kv_head: u32,
+    /// Lists of a row.
+    pub list_count: u32,
+    /// Slots of a list.
+    pub top_k: u32,
+    /// First row of this launch.
+    pub row_begin: u32,
+    /// One past its last row.
+    pub row_end: u32,
     /// Bytes from a channel group's value scale to the next.
     pub value_scale_group_stride: u32,
     /// Bytes from a token's value scale to the next of the same four.
@@ -216,13 +249,54 @@ impl Parameters for SparseDecode {
             .for_each(|view| view.write(bytes));
         self.batch.write(bytes);
         bytes.wide(&[self.parts, self.lists, self.table, self.query_scale, self.key_scale, self.value_scale]);
-        bytes.wide(&[self.output, self.lse, self.query_row_stride, self.query_head_stride]);
+        bytes.wide(&[self.output, self.lse, self.record, self.query_row_stride, self.query_head_stride]);
         bytes.wide(&[self.list_row_stride, self.list_head_stride, self.output_part_stride]);
         bytes.wide(&[self.output_row_stride, self.output_head_stride]);
         bytes.wide(&[self.lse_part_stride, self.lse_row_stride]);
-        bytes.words(&[self.group_size, self.heads_per_list]);
+        bytes.words(&[self.unit_heads, self.units_per_list, self.units_per_kv_head, self.list_count]);
+        bytes.words(&[self.top_k, self.row_begin, self.row_end]);
         bytes.words(&[self.value_scale_group_stride, self.value_scale_token_stride]);
-        bytes.words(&[u32::from(self.output_bf16), self.softmax_scale.to_bits()]);
+        bytes.words(&[u32::from(self.output_bf16), self.softmax_scale.to_bits(), 0]);
+    }
+}
+
+/// `share_pages.*`: grid `[tiles, lists]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SharePages {
+    /// Lengths and tables.
+    pub batch: Batch,
+    /// `[rows, lists, k]` i32.
+    pub lists: Address,
+    /// `[tiles, lists]`; see `msa_core::plan::shared`.
+    pub record: Address,
+    /// Partial LSEs `[parts, rows, query heads]` f32: those of slots that are skipped become -inf.
+    pub lse: Address,
+    /// Elements.
+    pub list_row_stride: u64,
+    /// Elements.
+    pub list_head_stride: u64,
+    /// Elements.
+    pub lse_part_stride: u64,
+    /// Elements.
+    pub lse_row_stride: u64,
+    /// Query heads that share a list.
+    pub heads_per_list: u32,
+    /// Lists of a row.
+    pub list_count: u32,
+    /// Slots of a list.
+    pub top_k: u32,
+    /// First row of this launch.
+    pub row_begin: u32,
+    /// One past its last row.
+    pub row_end: u32,
+}
+
+impl Parameters for SharePages {
+    fn write(&self, bytes: &mut Bytes) {
+        self.batch.write(bytes);
+        bytes.wide(&[self.lists, self.record, self.lse, self.list_row_stride, self.list_head_stride]);
+        bytes.wide(&[self.lse_part_stride, self.lse_row_stride]);
+        bytes.words(&[self.heads_per_list, self.list_count, self.top_k, self.row_begin, self.row_end, 0]);
     }
 }
 
@@ -265,6 +339,8 @@ pub struct Select {
     pub score_then_own: bool,
     /// Columns of the scores that may be read.
     pub score_columns: u32,
+    /// Row of the first group.
+    pub row_begin: u32,
 }
 
 impl Parameters for Select {
@@ -275,7 +351,7 @@ impl Parameters for Select {
         bytes.wide(&[self.list_row_stride, self.list_head_stride]);
         bytes.words(&[self.init_blocks, self.local_blocks, u32::from(self.init_first), 0]);
         bytes.words(&[self.top_k, self.heads_per_list, self.world, self.rank]);
-        bytes.words(&[u32::from(self.score_then_own), self.score_columns]);
+        bytes.words(&[u32::from(self.score_then_own), self.score_columns, self.row_begin, 0]);
     }
 }
 
@@ -308,6 +384,8 @@ pub struct SelectMerge {
     pub top_k: u32,
     /// Descending score, own block last.
     pub score_then_own: bool,
+    /// Index heads reduced to one list, at least 1.
+    pub heads_per_list: u32,
 }
 
 impl Parameters for SelectMerge {
@@ -315,7 +393,7 @@ impl Parameters for SelectMerge {
         bytes.wide(&[self.keys, self.lists, self.epoch, self.parity_stride, self.rank_stride]);
         bytes.wide(&[self.key_row_stride, self.key_head_stride, self.list_row_stride, self.list_head_stride]);
         bytes.wide(&[self.rows]);
-        bytes.words(&[self.world, self.top_k, u32::from(self.score_then_own), 0]);
+        bytes.words(&[self.world, self.top_k, u32::from(self.score_then_own), self.heads_per_list]);
     }
 }
 
@@ -352,34 +430,44 @@ impl Parameters for Exchange {
 /// `merge.*`: grid `[rows, heads]`, 64 threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Merge {
-    /// `[states, rows, heads, 128]` f32.
+    /// `[states, rows, heads, 128]` f32 or bf16.
     pub outputs: Address,
-    /// `[states, rows, heads]` f32.
+    /// `[states, rows, heads]` f32: LSEs, or maxima.
     pub lses: Address,
+    /// `[states, rows, heads]` f32 sums; 0 for (o, lse).
+    pub sums: Address,
     /// `[rows, heads, 128]`.
     pub output: Address,
     /// `[rows, heads]` f32, or 0.
     pub lse: Address,
-    /// i32: rows on the device; 0: the grid has as many.
-    pub rows: Address,
-    /// Elements.
+    /// Whose rows are merged; without query offsets all rows are.
+    pub batch: Batch,
+    /// Bytes.
     pub partial_state_stride: u64,
-    /// Elements.
+    /// Bytes.
     pub partial_row_stride: u64,
-    /// Elements.
+    /// Bytes.
     pub partial_head_stride: u64,
     /// Elements.
     pub lse_state_stride: u64,
     /// Elements.
     pub lse_row_stride: u64,
+    /// Elements.
+    pub sum_state_stride: u64,
+    /// Elements.
+    pub sum_row_stride: u64,
     /// Bytes.
     pub output_row_stride: u64,
     /// Bytes.
     pub output_head_stride: u64,
     /// Elements.
     pub out_lse_row_stride: u64,
+    /// Row of the first group.
+    pub row_begin: u32,
     /// States.
     pub states: u32,
+    /// Partial outputs in bf16 instead of f32.
+    pub partial_bf16: bool,
     /// bf16 instead of f32.
     pub output_bf16: bool,
     /// LSEs are binary logarithms.
@@ -388,11 +476,14 @@ pub struct Merge {
 
 impl Parameters for Merge {
     fn write(&self, bytes: &mut Bytes) {
-        bytes.wide(&[self.outputs, self.lses, self.output, self.lse, self.rows]);
+        bytes.wide(&[self.outputs, self.lses, self.sums, self.output, self.lse]);
+        self.batch.write(bytes);
         bytes.wide(&[self.partial_state_stride, self.partial_row_stride, self.partial_head_stride]);
         bytes.wide(&[self.lse_state_stride, self.lse_row_stride]);
+        bytes.wide(&[self.sum_state_stride, self.sum_row_stride]);
         bytes.wide(&[self.output_row_stride, self.output_head_stride, self.out_lse_row_stride]);
-        bytes.words(&[self.states, u32::from(self.output_bf16), u32::from(self.base_two), 0]);
+        bytes.words(&[self.row_begin, self.states, u32::from(self.partial_bf16)]);
+        bytes.words(&[u32::from(self.output_bf16), u32::from(self.base_two), 0]);
     }
 }
 
@@ -417,14 +508,16 @@ pub struct Append {
     pub output: Address,
     /// Block scales, page 0.
     pub scales: Address,
-    /// u32 status word.
-    pub status: Address,
+    /// The status word; with query offsets, rows behind the last one of a request are padding.
+    pub batch: Batch,
     /// Bytes.
     pub source_row_stride: u64,
     /// Bytes.
     pub source_head_stride: u64,
     /// Elements from a position to the next.
-    pub table_stride: u64,
+    pub cosine_stride: u64,
+    /// Elements.
+    pub sine_stride: u64,
     /// Bytes from a row of a query, or from a page of a cache, to the next.
     pub row_stride: u64,
     /// Bytes.
@@ -453,16 +546,25 @@ pub struct Append {
     pub per_step: bool,
     /// Of the norm.
     pub epsilon: f32,
+    /// Tokens of this page are dropped.
+    pub null_page: Option<u32>,
 }
 
 impl Parameters for Append {
     fn write(&self, bytes: &mut Bytes) {
         bytes.wide(&[self.source, self.norm, self.cosines, self.sines, self.positions, self.slots]);
-        bytes.wide(&[self.tensor_scale, self.output, self.scales, self.status]);
-        bytes.wide(&[self.source_row_stride, self.source_head_stride, self.table_stride, self.row_stride]);
-        bytes.wide(&[self.head_stride, self.token_stride, self.scale_page_stride, self.scale_head_stride]);
+        bytes.wide(&[self.tensor_scale, self.output, self.scales]);
+        self.batch.write(bytes);
+        bytes.wide(&[self.source_row_stride, self.source_head_stride, self.cosine_stride, self.sine_stride]);
+        bytes.wide(&[
+            self.row_stride,
+            self.head_stride,
+            self.token_stride,
+            self.scale_page_stride,
+            self.scale_head_stride,
+        ]);
         bytes.words(&[self.scale_quad_stride, self.scale_token_stride, self.scale_group_stride, self.rows]);
         bytes.words(&[self.pages, self.half, self.table_rows, u32::from(self.per_step)]);
-        bytes.words(&[self.epsilon.to_bits(), 0]);
+        bytes.words(&[self.epsilon.to_bits(), page_or_none(self.null_page)]);
     }
 }

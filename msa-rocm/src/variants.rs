@@ -1,14 +1,12 @@
 //! The list of variants, best first within an op, for either architecture.
 
-use msa_core::cache::CacheFormat;
+mod needs;
+
 use msa_core::device::Arch;
-use msa_core::geometry::Grouping;
-use msa_core::op::{
-    Append, Attention, Dequantise, IndexScore, MergeDomain, NanRule, Op, OpKind, Quantiser, ScaleFold,
-    TieRule,
-};
-use msa_core::tensor::DType;
+use msa_core::op::OpKind;
 use msa_core::variant::{Need, Variant};
+
+use needs::*;
 
 /// The variants of one architecture; empty for one without kernels.
 pub fn variants(arch: Arch) -> &'static [Variant] {
@@ -32,259 +30,198 @@ const fn variant(
     Variant { name, op, arch, arithmetic, max_query_len: Some(MOST_ROWS), needs }
 }
 
-/// Kernels have the same sources on both architectures; FP8 is FNUZ on gfx942.
+/// `op.formats.arch.trick` and the rest of a variant.
+macro_rules! row {
+    ($op:literal, $kind:ident, $formats:literal, $text:literal, $arch:ident, $trick:literal, $arithmetic:expr, $needs:expr) => {
+        variant(
+            concat!($op, ".", $formats, ".", $text, ".", $trick),
+            OpKind::$kind,
+            Arch::$arch,
+            $arithmetic,
+            $needs,
+        )
+    };
+}
+
+/// Kernels have the same sources on both architectures; what the needs call FP8 is that of `$fp8`: FNUZ on gfx942.
+/// `$fp8_arithmetic`, `$mixed`, `$bf16`: FP8 queries; bf16 queries over FP8 values; bf16 throughout.
+///
+/// A step is named by its queries; `q16kv16` is that with a bf16 KV cache.
 macro_rules! list {
-    ($list:ident, $arch:ident, $text:literal, $arithmetic:literal, $index_keys:ident, $cache:ident, $append8:ident, $append:ident) => {
+    ($list:ident, $arch:ident, $text:literal, $fp8:ident, $fp8_arithmetic:literal, $mixed:literal, $bf16:literal) => {
         const $list: &[Variant] = &[
-            variant(
-                concat!("append.nvfp4.", $text, ".row"),
-                OpKind::Append,
-                Arch::$arch,
-                "f32",
-                &[HEADS, $append, APPEND4],
+            row!("append", Append, "nvfp4", $text, $arch, "row", "f32", &[HEADS, $fp8::APPEND, APPEND4]),
+            row!("append", Append, "fp8", $text, $arch, "row", "f32", &[HEADS, $fp8::APPEND, $fp8::APPEND8]),
+            row!("append", Append, "bf16", $text, $arch, "row", "f32", &[HEADS, $fp8::APPEND, APPEND16]),
+            row!(
+                "index_score",
+                IndexScore,
+                "q8k4",
+                $text,
+                $arch,
+                "lut",
+                $fp8_arithmetic,
+                &[SHAPE, $fp8::INDEX_Q8K4, FOLDED]
             ),
-            variant(
-                concat!("append.fp8.", $text, ".row"),
-                OpKind::Append,
-                Arch::$arch,
-                "f32",
-                &[HEADS, $append, $append8],
+            row!(
+                "index_score",
+                IndexScore,
+                "q8k8",
+                $text,
+                $arch,
+                "mfma",
+                $fp8_arithmetic,
+                &[SHAPE, $fp8::INDEX_Q8K8, FOLDED]
             ),
-            variant(
-                concat!("append.bf16.", $text, ".row"),
-                OpKind::Append,
-                Arch::$arch,
-                "f32",
-                &[HEADS, $append, APPEND16],
+            row!(
+                "index_score",
+                IndexScore,
+                "q16k4",
+                $text,
+                $arch,
+                "lut",
+                $mixed,
+                &[SHAPE, INDEX_Q16K4, FOLDED]
             ),
-            variant(
-                concat!("index_score.q8k4.", $text, ".lut"),
-                OpKind::IndexScore,
-                Arch::$arch,
-                $arithmetic,
-                &[SHAPE, QUERY_FP8, INDEX_K4, FOLDED],
+            row!(
+                "index_score",
+                IndexScore,
+                "q16k8",
+                $text,
+                $arch,
+                "mfma",
+                $mixed,
+                &[SHAPE, $fp8::INDEX_Q16K8, FOLDED]
             ),
-            variant(
-                concat!("index_score.q8k8.", $text, ".mfma"),
-                OpKind::IndexScore,
-                Arch::$arch,
-                $arithmetic,
-                &[SHAPE, QUERY_FP8, $index_keys, FOLDED],
+            row!(
+                "index_score",
+                IndexScore,
+                "q16k16",
+                $text,
+                $arch,
+                "mfma",
+                $bf16,
+                &[SHAPE, INDEX_Q16K16, FOLDED]
             ),
-            variant(
-                concat!("select.f32.", $text, ".radix"),
-                OpKind::Select,
-                Arch::$arch,
-                "f32",
-                &[BLOCK, SELECT],
+            row!("select", Select, "f32", $text, $arch, "radix", "f32", &[BLOCK, SELECT]),
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q8kv4",
+                $text,
+                $arch,
+                "lut",
+                $fp8_arithmetic,
+                &[SHAPE, GROUP, $fp8::Q8KV4, FOLDED, OUTPUT]
             ),
-            variant(
-                concat!("sparse_decode.q8kv4.", $text, ".lut"),
-                OpKind::SparseDecode,
-                Arch::$arch,
-                $arithmetic,
-                &[SHAPE, GROUP, QUERY_FP8, KV4, FOLDED, OUTPUT],
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q8kv8",
+                $text,
+                $arch,
+                "mfma",
+                $fp8_arithmetic,
+                &[SHAPE, GROUP, $fp8::Q8KV8, FOLDED, OUTPUT]
             ),
-            variant(
-                concat!("sparse_decode.q8kv8.", $text, ".mfma"),
-                OpKind::SparseDecode,
-                Arch::$arch,
-                $arithmetic,
-                &[SHAPE, GROUP, QUERY_FP8, $cache, FOLDED, OUTPUT],
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q16kv4",
+                $text,
+                $arch,
+                "lut",
+                $mixed,
+                &[SHAPE, GROUP, Q16KV4, FOLDED, OUTPUT]
             ),
-            variant(concat!("merge.f32.", $text, ".lse"), OpKind::Merge, Arch::$arch, "f32", &[MERGE]),
-            variant(
-                concat!("select_merge.u64.", $text, ".count"),
-                OpKind::SelectMerge,
-                Arch::$arch,
-                "f32",
-                &[SELECT_MERGE],
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q16kv8",
+                $text,
+                $arch,
+                "mfma",
+                $mixed,
+                &[SHAPE, GROUP, $fp8::Q16KV8, FOLDED, OUTPUT]
             ),
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q16kv16",
+                $text,
+                $arch,
+                "mfma",
+                $bf16,
+                &[SHAPE, GROUP, Q16KV16, FOLDED, OUTPUT]
+            ),
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q8kv4",
+                $text,
+                $arch,
+                "shared",
+                $fp8_arithmetic,
+                &[SHAPE, GROUP, $fp8::Q8KV4, FOLDED, OUTPUT]
+            ),
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q8kv8",
+                $text,
+                $arch,
+                "shared",
+                $fp8_arithmetic,
+                &[SHAPE, GROUP, $fp8::Q8KV8, FOLDED, OUTPUT]
+            ),
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q16kv4",
+                $text,
+                $arch,
+                "shared",
+                $mixed,
+                &[SHAPE, GROUP, Q16KV4, FOLDED, OUTPUT]
+            ),
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q16kv8",
+                $text,
+                $arch,
+                "shared",
+                $mixed,
+                &[SHAPE, GROUP, $fp8::Q16KV8, FOLDED, OUTPUT]
+            ),
+            row!(
+                "sparse_decode",
+                SparseDecode,
+                "q16kv16",
+                $text,
+                $arch,
+                "shared",
+                $bf16,
+                &[SHAPE, GROUP, Q16KV16, FOLDED, OUTPUT]
+            ),
+            row!("merge", Merge, "f32", $text, $arch, "lse", "f32", &[MERGE]),
+            row!("select_merge", SelectMerge, "u64", $text, $arch, "count", "f32", &[SELECT_MERGE]),
+            row!("step", Step, "q8", $text, $arch, "chain", $fp8_arithmetic, &[SHAPE, STEP, $fp8::STEP_Q8]),
+            row!("step", Step, "q16", $text, $arch, "chain", $mixed, &[SHAPE, STEP, $fp8::STEP_Q16]),
+            row!("step", Step, "q16kv16", $text, $arch, "chain", $bf16, &[SHAPE, STEP, $fp8::STEP_Q16KV16]),
         ];
     };
 }
 
-list!(GFX942, Gfx942, "gfx942", "cdna3_decode", INDEX_K8_FNUZ, KV8_FNUZ, APPEND8_FNUZ, APPEND_FNUZ);
-list!(GFX950, Gfx950, "gfx950", "cdna4_decode", INDEX_K8, KV8, APPEND8, APPEND_OCP);
-
-fn append(op: &Op) -> Option<&Append> {
-    if let Op::Append(op) = op { Some(op) } else { None }
-}
-
-fn index(op: &Op) -> Option<&IndexScore> {
-    if let Op::IndexScore(op) = op { Some(op) } else { None }
-}
-
-fn attention(op: &Op) -> Option<&Attention> {
-    if let Op::SparseDecode(op) = op { Some(op) } else { None }
-}
-
-const HEADS: Need = Need {
-    what: "pages of 128 tokens, heads of 128 channels",
-    holds: |op| {
-        let g = op.geometry();
-        (g.page, g.head_dim, g.index_dim) == (128, 128, 128)
-    },
-};
-
-/// True for queries in bf16 or `fp8`, the vendor quantiser and both caches in one format.
-fn appends(op: &Op, fp8: DType) -> bool {
-    append(op).is_some_and(|op| {
-        let query = |dtype| dtype == DType::Bf16 || dtype == fp8;
-        let queries = query(op.query) && query(op.index_query);
-        queries && op.quantiser == Quantiser::Vendor && op.kv == op.index
-    })
-}
-
-const APPEND_OCP: Need = Need {
-    what: "bf16 or e4m3 queries, the vendor quantiser, both caches in one format",
-    holds: |op| appends(op, DType::E4m3),
-};
-
-const APPEND_FNUZ: Need = Need {
-    what: "bf16 or e4m3fnuz queries (gfx942), the vendor quantiser, both caches in one format",
-    holds: |op| appends(op, DType::E4m3Fnuz),
-};
-
-const APPEND4: Need =
-    Need { what: "NVFP4 caches", holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::Nvfp4) };
-
-const APPEND8: Need =
-    Need { what: "fp8 caches", holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::E4m3) };
-
-const APPEND8_FNUZ: Need = Need {
-    what: "fp8fnuz caches (gfx942)",
-    holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::E4m3Fnuz),
-};
-
-const APPEND16: Need =
-    Need { what: "bf16 caches", holds: |op| append(op).is_some_and(|op| op.kv == CacheFormat::Bf16) };
-
-const BLOCK: Need = Need {
-    what: "blocks and pages of 128 tokens",
-    holds: |op| op.geometry().block == 128 && op.geometry().page == 128,
-};
-
-const SHAPE: Need = Need {
-    what: "blocks and pages of 128 tokens, heads of 128 channels",
-    holds: |op| {
-        let g = op.geometry();
-        (g.block, g.page, g.head_dim, g.index_dim) == (128, 128, 128, 128)
-    },
-};
-
-const GROUP: Need = Need {
-    what: "1 to 16 query heads a KV head, and no list that divides them",
-    holds: |op| {
-        attention(op).is_some_and(|op| {
-            let lists = if op.grouping == Grouping::Reduced { 1 } else { op.geometry.index_heads };
-            op.geometry.query_heads / op.geometry.kv_heads.max(1) <= 16 && lists <= op.geometry.kv_heads
-        })
-    },
-};
-
-const QUERY_FP8: Need = Need {
-    what: "FP8 queries of the hardware's flavour",
-    holds: |op| {
-        let query = index(op).map(|op| op.query).or(attention(op).map(|op| op.query));
-        matches!(query, Some(DType::E4m3 | DType::E4m3Fnuz))
-    },
-};
-
-const INDEX_K4: Need = Need {
-    what: "NVFP4 index keys dequantised to e4m3",
-    holds: |op| {
-        index(op).is_some_and(|op| op.keys == CacheFormat::Nvfp4 && op.dequantise == Dequantise::E4m3)
-    },
-};
-
-const INDEX_K8: Need = Need {
-    what: "fp8 index keys and e4m3 index queries",
-    holds: |op| index(op).is_some_and(|op| op.keys == CacheFormat::E4m3 && op.query == DType::E4m3),
-};
-
-const INDEX_K8_FNUZ: Need = Need {
-    what: "fp8fnuz index keys and e4m3fnuz index queries (gfx942)",
-    holds: |op| index(op).is_some_and(|op| op.keys == CacheFormat::E4m3Fnuz && op.query == DType::E4m3Fnuz),
-};
-
-const KV4: Need = Need {
-    what: "an NVFP4 cache dequantised to e4m3",
-    holds: |op| {
-        attention(op).is_some_and(|op| op.cache == CacheFormat::Nvfp4 && op.dequantise == Dequantise::E4m3)
-    },
-};
-
-const KV8: Need = Need {
-    what: "an fp8 cache and e4m3 queries",
-    holds: |op| attention(op).is_some_and(|op| op.cache == CacheFormat::E4m3 && op.query == DType::E4m3),
-};
-
-const KV8_FNUZ: Need = Need {
-    what: "an fp8fnuz cache and e4m3fnuz queries (gfx942)",
-    holds: |op| {
-        attention(op).is_some_and(|op| op.cache == CacheFormat::E4m3Fnuz && op.query == DType::E4m3Fnuz)
-    },
-};
-
-const FOLDED: Need = Need {
-    what: "tensor scales folded, block scale shift 0",
-    holds: |op| {
-        let fold = index(op).map(|op| (op.scale_fold, op.block_scale_shift));
-        let fold = fold.or(attention(op).map(|op| (op.scale_fold, op.block_scale_shift)));
-        fold == Some((ScaleFold::Folded, 0))
-    },
-};
-
-const OUTPUT: Need = Need {
-    what: "bf16 or f32 output, natural LSE, f32 partial outputs",
-    holds: |op| {
-        attention(op).is_some_and(|op| {
-            let output = &op.output;
-            matches!(output.dtype, DType::Bf16 | DType::F32)
-                && output.partial == DType::F32
-                && output.lse_base == msa_core::op::LseBase::Natural
-        })
-    },
-};
-
-const SELECT: Need = Need {
-    what: "exact ties, NaN lowest, one list a head",
-    holds: |op| match op {
-        Op::Select(op) => {
-            op.tie_rule == TieRule::Exact
-                && (op.nan_rule == NanRule::Lowest || op.grouping == Grouping::Reduced)
-        }
-        _ => false,
-    },
-};
-
-const MERGE: Need = Need {
-    what: "(o, lse) states in f32 of 128 channels, bf16 or f32 output",
-    holds: |op| match op {
-        Op::Merge(op) => {
-            op.domain == MergeDomain::Lse
-                && op.partial == DType::F32
-                && op.geometry.head_dim == 128
-                && matches!(op.output, DType::Bf16 | DType::F32)
-        }
-        _ => false,
-    },
-};
-
-const SELECT_MERGE: Need = Need {
-    what: "at most 8 ranks, exact ties, one list a head",
-    holds: |op| match op {
-        Op::SelectMerge(op) => {
-            op.world <= 8 && op.select.tie_rule == TieRule::Exact && op.select.grouping == Grouping::PerHead
-        }
-        _ => false,
-    },
-};
+list!(GFX942, Gfx942, "gfx942", fnuz, "cdna3_decode", "cdna3_decode_mixed", "cdna3_decode_bf16");
+list!(GFX950, Gfx950, "gfx950", ocp, "cdna4_decode", "cdna4_decode_mixed", "cdna4_decode_bf16");
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use msa_core::cache::CacheFormat;
+    use msa_core::op::{Attention, IndexScore, Op};
+    use msa_core::tensor::DType;
     use msa_core::variant::{Support, support};
 
     #[test]
@@ -294,19 +231,45 @@ mod tests {
                 let parts: Vec<&str> = v.name.split('.').collect();
                 assert_eq!((parts.len(), parts[0], parts[2]), (4, v.op.name(), arch.name()), "{}", v.name);
                 assert!(v.arithmetic().is_ok(), "{}", v.name);
+                let same = variants(arch).iter().filter(|other| other.name == v.name).count();
+                assert_eq!(same, 1, "{}", v.name);
             }
         }
     }
 
     #[test]
     fn j03_fp8_flavours_are_not_mixed_up() {
-        let op = |query, keys| Op::IndexScore(IndexScore { query, keys, ..IndexScore::default() });
-        let ocp = op(DType::E4m3, CacheFormat::E4m3);
-        let fnuz = op(DType::E4m3Fnuz, CacheFormat::E4m3Fnuz);
-        assert!(support(GFX950, &ocp).is_yes() && support(GFX942, &fnuz).is_yes());
-        for (list, op) in [(GFX942, &ocp), (GFX950, &fnuz)] {
-            let Support::No { reasons } = support(list, op) else { panic!("{op:?} is taken") };
-            assert!(reasons.iter().any(|reason| reason.contains("fp8")), "{reasons:?}");
+        let score = |query, keys| Op::IndexScore(IndexScore { query, keys, ..IndexScore::default() });
+        let decode = |query, cache| Op::SparseDecode(Attention { query, cache, ..Attention::default() });
+        let flavours = |dtype, cache| {
+            [
+                score(dtype, cache),
+                score(dtype, CacheFormat::Nvfp4),
+                score(DType::Bf16, cache),
+                decode(dtype, cache),
+                decode(dtype, CacheFormat::Nvfp4),
+                decode(DType::Bf16, cache),
+            ]
+        };
+        let ocp = flavours(DType::E4m3, CacheFormat::E4m3);
+        let fnuz = flavours(DType::E4m3Fnuz, CacheFormat::E4m3Fnuz);
+        for (ocp, fnuz) in ocp.iter().zip(&fnuz) {
+            assert!(support(GFX950, ocp).is_yes() && support(GFX942, fnuz).is_yes());
+            for (list, op) in [(GFX942, ocp), (GFX950, fnuz)] {
+                let Support::No { reasons } = support(list, op) else { panic!("{op:?} is taken") };
+                assert!(reasons.iter().any(|reason| reason.contains("fp8")), "{reasons:?}");
+            }
         }
+    }
+
+    #[test]
+    fn pages_are_shared_only_by_a_variant_asked_for() {
+        let op = Op::SparseDecode(Attention {
+            query: DType::Bf16,
+            cache: CacheFormat::Nvfp4,
+            ..Attention::default()
+        });
+        let Support::Yes { variants } = support(GFX950, &op) else { panic!("not taken") };
+        assert_eq!(variants, ["sparse_decode.q16kv4.gfx950.lut", "sparse_decode.q16kv4.gfx950.shared"]);
     }
 }

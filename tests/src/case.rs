@@ -26,7 +26,7 @@ use msa_core::tensor::DType;
 use msa_core::text::{Leaf, Node, Visitor};
 
 /// One run of one operation, with everything that its inputs depend on.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Case {
     /// Operation.
     pub op: OpKind,
@@ -343,6 +343,13 @@ impl Node for Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&line::print(self.op.name(), &mut self.clone(), &mut Self::new(self.op)))
+    }
+}
+
+impl fmt::Debug for Case {
+    /// The line, which is what repeats the case.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

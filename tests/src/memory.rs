@@ -10,6 +10,7 @@ use msa_core::error::{Error, Result};
 use msa_core::tensor::{DType, Tensor};
 
 use crate::compare::{ulps, widen};
+use crate::inputs::values::encode;
 use crate::inputs::{Inputs, TensorData};
 
 /// Bytes of a guard on each side of a buffer: more than a block of M3's K rows in bf16 would overrun by one token.
@@ -123,6 +124,11 @@ impl Contents<'_> {
         self.buffer.span().address
     }
 
+    /// All of it, guards apart.
+    pub fn bytes(&self) -> &[u8] {
+        self.data()
+    }
+
     /// What the run wrote, range by range.
     pub fn written(&self) -> impl Iterator<Item = &[u8]> {
         self.buffer.writable.iter().map(|r| &self.bytes[r.clone()])
@@ -153,6 +159,19 @@ impl Contents<'_> {
             hex(a),
             hex(b)
         ))
+    }
+
+    /// What the run wrote, every NaN of a tensor being the positive quiet one without payload.
+    pub fn canonical(&self, tensor: Option<&Tensor>) -> Vec<u8> {
+        let mut all = self.written().collect::<Vec<_>>().concat();
+        let Some(dtype) = tensor.map(|t| t.dtype) else { return all };
+        let quiet = encode(dtype, &[f32::NAN.abs()]);
+        for element in all.chunks_exact_mut(dtype.bytes() as usize) {
+            if both_nan(dtype, element, element) {
+                element.copy_from_slice(&quiet);
+            }
+        }
+        all
     }
 
     fn data(&self) -> &[u8] {
@@ -244,6 +263,11 @@ impl Placement {
     /// Restores the inputs and poisons the outputs.
     pub fn reset(&self, poison: u8) -> Result<()> {
         self.buffers.iter().try_for_each(|b| b.reset(poison))
+    }
+
+    /// Bytes of all buffers, guards apart.
+    pub fn bytes(&self) -> u64 {
+        self.buffers.iter().map(|b| b.span().bytes).sum()
     }
 
     /// Reads every buffer back.

@@ -12,7 +12,7 @@ mod merge;
 mod scores;
 pub mod simulate;
 
-use msa_core::args::Args;
+use msa_core::args::{Args, Role};
 use msa_core::cache::{IndexCache, KvCache};
 use msa_core::error::{Error, Result};
 use msa_core::op::Op;
@@ -20,7 +20,7 @@ use msa_core::plan::Plan;
 use msa_ref::spec::SpecError;
 
 use crate::case::Case;
-use crate::compare::Tally;
+use crate::compare::{Tally, i32s};
 use crate::inputs::Batch;
 use crate::memory::Image;
 use crate::report::{Check, Evidence, Failure};
@@ -112,14 +112,25 @@ impl Oracle<'_> {
         tokens * u64::from(g.head_dim) * u64::from(g.query_heads) * 6 * schedules
     }
 
+    /// The last token that a row sees, -1 if it sees none: by the position that the run was given, or by the lengths. A
+    /// step that appends is given position 0 for the rows in front of the first token, which then see it.
+    fn position(&self, row: usize) -> i64 {
+        let last = i64::from(self.batch.kv_lens[self.batch.request_of[row] as usize]) - 1;
+        let given = self.args.tensor(Role::Positions).and_then(|positions| {
+            let bytes = self.image.row(positions, &[]).ok()?;
+            i32s(bytes).get(row).copied().map(i64::from)
+        });
+        given.unwrap_or_else(|| self.batch.position(row)).min(last)
+    }
+
     fn own_block(&self, row: usize) -> Option<usize> {
-        let position = usize::try_from(self.batch.position(row)).ok()?;
+        let position = usize::try_from(self.position(row)).ok()?;
         Some(position / self.case.geometry.block as usize)
     }
 
     /// Tokens that a row sees.
     fn visible_tokens(&self, row: usize) -> u64 {
-        u64::try_from(self.batch.position(row) + 1).unwrap_or(0)
+        u64::try_from(self.position(row) + 1).unwrap_or(0)
     }
 
     fn kv_cache(&self) -> Result<KvCache> {

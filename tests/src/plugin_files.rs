@@ -81,6 +81,38 @@ pub fn compile_c(source: &Path, output: &Path, arguments: &[&str]) {
     assert!(result.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&result.stderr));
 }
 
+/// True if there is a C++ compiler; where there is none, its tests say that they prove nothing.
+pub fn has_cpp() -> bool {
+    let found = Command::new("c++").arg("--version").output().is_ok();
+    if !found {
+        println!("skipped: there is no C++ compiler `c++`");
+    }
+    found
+}
+
+/// Compiles a plugin of `tests/fixtures` that is written in C++17 to `output`, with definitions, warnings as errors; gives
+/// the compiler's words if it refuses.
+///
+/// # Panics
+/// If the compiler does not start.
+pub fn compile_cpp(name: &str, output: &Path, definitions: &[&str]) -> Result<(), String> {
+    let mut command = Command::new("c++");
+    command.args([
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+    ]);
+    command.args(definitions.iter().map(|definition| format!("-D{definition}")));
+    command.arg("-I").arg(include_folder()).arg("-o").arg(output).arg(fixture(name));
+    let result = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    if result.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&result.stderr).into_owned()) }
+}
+
 /// Compiles `tests/fixtures/hostile.c` with definitions, as `libmsa_<stem>.so` in `folder`.
 ///
 /// # Panics

@@ -25,6 +25,8 @@ pub enum Check {
     Sim,
     /// Not the bits of the same run with its pages close together.
     Far,
+    /// Right, by a plan with the recorded hash, but not the recorded outputs: the record is not of this version.
+    Record,
     /// A case that is known to fail passed.
     Known,
     /// The child process died.
@@ -46,6 +48,7 @@ impl Check {
             Self::Spec => "spec",
             Self::Sim => "sim",
             Self::Far => "far",
+            Self::Record => "record",
             Self::Known => "known",
             Self::Crash => "crash",
             Self::Timeout => "timeout",
@@ -54,8 +57,11 @@ impl Check {
 
     /// From its name.
     pub fn from_name(name: &str) -> Option<Self> {
-        use Check::{Call, Canary, Crash, Far, Known, Plan, Repeat, Sim, Spec, Status, Timeout, Trespass};
-        let all = [Call, Plan, Canary, Trespass, Repeat, Status, Spec, Sim, Far, Known, Crash, Timeout];
+        use Check::{
+            Call, Canary, Crash, Far, Known, Plan, Record, Repeat, Sim, Spec, Status, Timeout, Trespass,
+        };
+        let all =
+            [Call, Plan, Canary, Trespass, Repeat, Status, Spec, Sim, Far, Record, Known, Crash, Timeout];
         all.into_iter().find(|c| c.name() == name)
     }
 }
@@ -97,8 +103,24 @@ pub struct Evidence {
     pub near_ties: u64,
     /// Rows whose results were not compared with the equations because of their cost.
     pub unsampled_rows: u64,
-    /// SHA-256 of the outputs of the first run, first 16 digits.
+    /// SHA-256 of the outputs of the first run, every NaN the same, first 16 digits.
     pub hash: String,
+    /// Hash of what the plan decides ([`crate::rehearsal::decision_hash`]).
+    pub plan: String,
+    /// What came of the comparison with recorded hashes, if there was one.
+    pub recorded: Recorded,
+}
+
+/// What recorded hashes said of a case that passed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Recorded {
+    /// None was given: the outputs were compared with the equations and the reference.
+    #[default]
+    Nothing,
+    /// Plan and outputs have the recorded hashes; nothing else was computed.
+    Equal,
+    /// The plan is another one, in this way; the outputs were compared with the equations and the reference.
+    OtherPlan(String),
 }
 
 impl Evidence {

@@ -12,9 +12,11 @@
 //! 7. Outputs are within the bound of the equations, and equal the reference's execution of the same plan.
 
 mod far;
-mod timing;
+mod recorded;
+mod resolve;
 
-pub use timing::{Cost, time_case};
+pub use recorded::{Expected, run_case_expecting};
+pub use resolve::resolve;
 
 use std::sync::Arc;
 
@@ -29,6 +31,7 @@ use crate::case::{CacheLayout, Case};
 use crate::inputs::{self, Inputs};
 use crate::memory::{Contents, Guarded, Image, Placement};
 use crate::oracle::{Oracle, simulate};
+use crate::rehearsal::{self, decision_hash};
 use crate::report::{Check, Evidence, Failure, Verdict};
 
 /// Poison of outputs and workspace in the first run and in the second.
@@ -84,7 +87,8 @@ fn try_case(device: &Arc<dyn Device>, case: &Case, oracles: Oracles) -> Result<V
         failures.extend(far::check(&run, case, &first)?);
     }
     let mut evidence = Evidence { variant: plan.variant.clone(), ..Evidence::default() };
-    evidence.hash = hash(&first);
+    evidence.hash = hash(&first, &run.placement.args);
+    evidence.plan = decision_hash(&plan);
     if oracles.equations {
         let image = Image::new(&first);
         let oracle =
@@ -93,10 +97,19 @@ fn try_case(device: &Arc<dyn Device>, case: &Case, oracles: Oracles) -> Result<V
         evidence.add(&own);
         failures.extend(wrong);
     }
-    if oracles.reference && !device.name().starts_with("ref:") {
+    let is_reference = device.name().starts_with("ref:") || device.name().starts_with(rehearsal::PREFIX);
+    if oracles.reference && !is_reference {
         failures.extend(against_reference(case, &plan, &inputs, &first)?);
     }
     Ok(if failures.is_empty() { Verdict::Passed(evidence) } else { Verdict::Failed(failures) })
+}
+
+/// The inputs and outputs of a run in memory of the device, and which of their rows it writes.
+pub fn place(device: &Arc<dyn Device>, case: &Case, plan: &Plan, inputs: &Inputs) -> Result<Placement> {
+    // Merges have no requests: every row is written.
+    let all_rows = matches!(plan.op, Op::Merge(_) | Op::SelectMerge(_) | Op::Append(_));
+    let real = if all_rows { inputs.rows } else { u64::from(case.rows()) };
+    Placement::new(device, inputs, case.gap, real)
 }
 
 /// One run on fresh memory.
@@ -113,10 +126,7 @@ impl Run {
     /// Places the inputs, runs once, and waits. The workspace has guards of its own, checked here.
     pub fn start(device: &Arc<dyn Device>, case: &Case, plan: &Plan, inputs: &Inputs) -> Result<Self> {
         let prepared = device.prepare(plan)?;
-        // Merges have no requests: every row is written.
-        let all_rows = matches!(plan.op, Op::Merge(_) | Op::SelectMerge(_) | Op::Append(_));
-        let real = if all_rows { inputs.rows } else { u64::from(case.rows()) };
-        let placement = Placement::new(device, inputs, case.gap, real)?;
+        let placement = place(device, case, plan, inputs)?;
         let mut run = Self { placement, status: Status::default(), prepared, device: Arc::clone(device) };
         run.status = run.again(POISONS[0])?;
         Ok(run)
@@ -236,10 +246,13 @@ fn against_reference(
     Ok(failures)
 }
 
-/// First 16 hexadecimal digits of the SHA-256 of what the run wrote.
-fn hash(contents: &[Contents<'_>]) -> String {
+/// First 16 hexadecimal digits of the SHA-256 of what the run wrote, every NaN of a tensor being the same.
+fn hash(contents: &[Contents<'_>], args: &Args) -> String {
     use sha2::{Digest, Sha256};
     let mut hasher = Sha256::new();
-    contents.iter().for_each(|c| c.written().for_each(|bytes| hasher.update(bytes)));
+    for buffer in contents {
+        let tensor = args.tensors().iter().find(|(role, _)| role.name() == buffer.name());
+        hasher.update(buffer.canonical(tensor.map(|(_, tensor)| tensor)));
+    }
     hasher.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
 }

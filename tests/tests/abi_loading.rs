@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // In the functions beside the tests too: a failure there fails the test.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use msa_core::abi::Policy;
@@ -86,6 +87,49 @@ fn a_folder_that_is_none_and_a_library_that_is_a_folder_are_refused() {
 }
 
 #[test]
+fn folders_and_libraries_that_cannot_be_read_are_refused() {
+    let folder = tempdir().unwrap();
+    let (here, there) = (folder.path().join("libmsa_here.so"), folder.path().join("libmsa_there.so"));
+    std::os::unix::fs::symlink(&there, &here).unwrap();
+    std::os::unix::fs::symlink(&here, &there).unwrap();
+    let (policy, reason) = only_refusal(&registry().load_dir(&here));
+    assert_eq!(policy, Policy::OpenedByPath);
+    assert!(reason.starts_with("the folder cannot be read: Too many levels of symbolic links"), "{reason}");
+    let (policy, reason) = only_refusal(&registry().load_path(&here));
+    assert_eq!(policy, Policy::OpenedByPath);
+    assert!(reason.starts_with("no library: Too many levels of symbolic links"), "{reason}");
+    let report = registry().load_dir(folder.path());
+    assert_eq!((report.loaded.len(), report.refused.len()), (0, 2), "{report}");
+    let (_, reason) = only_refusal(&registry().load_dir(folder.path().join("n".repeat(300))));
+    assert!(reason.starts_with("the folder cannot be read: File name too long"), "{reason}");
+}
+
+#[test]
+fn what_a_user_may_not_read_is_refused_and_does_not_stop_what_he_may() {
+    let folder = tempdir().unwrap();
+    let closed = folder.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    install(&closed, "ref");
+    let library = hostile(folder.path(), "unread", &[]);
+    for path in [&closed, &library] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o000)).unwrap();
+    }
+    // Root reads everything: then all is loaded, and only the folder's rights are those of another user.
+    let reads_all = fs::read(&library).is_ok();
+    let mut registry = registry();
+    let reports = [registry.load_dir(&closed), registry.load_path(&library)];
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    for report in reports {
+        if reads_all {
+            assert!(report.is_clean(), "{report}");
+        } else {
+            let (policy, reason) = only_refusal(&report);
+            assert!(policy == Policy::OpenedByPath && reason.contains("Permission denied"), "{reason}");
+        }
+    }
+}
+
+#[test]
 fn one_broken_plugin_does_not_stop_another() {
     let folder = tempdir().unwrap();
     for (stem, definitions) in [
@@ -145,6 +189,29 @@ fn of_two_copies_of_one_plugin_the_second_is_refused_by_name_and_both_work_alone
 
 fn names(report: &Report) -> Vec<&str> {
     report.loaded.iter().map(|loaded| loaded.name.as_str()).collect()
+}
+
+#[test]
+fn of_64_threads_that_load_one_folder_at_once_each_gets_the_same() {
+    const THREADS: usize = 64;
+    let folder = tempdir().unwrap();
+    install(folder.path(), "good");
+    let old = hostile(folder.path(), "old", &["MAJOR=0"]);
+    write_manifest(&old, &manifest_of(&old));
+    let start = std::sync::Barrier::new(THREADS);
+    let load = || {
+        start.wait();
+        let mut registry = registry();
+        let report = registry.load_dir(folder.path());
+        (report, decode_case::run(&registry.open("ref").unwrap()).unwrap())
+    };
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(load)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!((all[0].0.loaded.len(), all[0].0.refused.len()), (1, 1), "{}", all[0].0);
+    assert_eq!(all[0].0.refused[0].policy, Policy::SameMajor);
+    assert!(all.iter().all(|one| *one == all[0]));
 }
 
 #[test]

@@ -1,6 +1,11 @@
 //! `msa-check` as a program: counts, exit status, children that crash or hang, and equal results through the border.
 #![allow(clippy::unwrap_used)] // In the functions beside the tests too: a failure there fails the test.
 
+#[path = "check_tool/random.rs"]
+mod random;
+#[path = "check_tool/recorded.rs"]
+mod recorded;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -113,7 +118,7 @@ fn a_known_failure_that_fails_is_a_skip_with_its_reason() {
 fn unknown_names_are_errors_that_list_the_known_ones() {
     for (arguments, want) in [
         (&["-b", "cuda:9"][..], "no device matches 'cuda:9': there are ref:0"),
-        (&["-s", "huge"], "smoke, ci, full, regress or a file"),
+        (&["-s", "huge"], "smoke, ci, full, emu, regress or a file"),
         (&["-o", "attend"], "append, index_score"),
         (&["-c", "merge(x=1)"], "case"),
     ] {
@@ -125,14 +130,53 @@ fn unknown_names_are_errors_that_list_the_known_ones() {
 }
 
 #[test]
-fn recorded_hashes_are_compared() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let path = file.path().to_str().unwrap();
-    assert!(check(&["record", "-c", LINE, "--output", path]).status.success());
-    assert!(check(&["-c", LINE, "--expected", path]).status.success());
-    let recorded = std::fs::read_to_string(path).unwrap();
-    std::fs::write(path, format!("0000000000000000{}", &recorded[16..])).unwrap();
-    let output = check(&["-c", LINE, "--expected", path]);
-    assert!(text(&output).contains("recorded 0000000000000000"), "{}", text(&output));
-    assert_eq!(output.status.code(), Some(1));
+fn a_resolved_plan_prints_choices_with_their_numbers() {
+    // Every row attends to block 0 and its own: 300 rows make 600 pairs, and each aligned quad of rows shares both blocks,
+    // so that its 75 quads are live in 150.
+    let line =
+        "sparse_prefill(kv=fp8,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=64,k=4,len=[300x900],lists=sink)";
+    let union = text(&check(&["plan", "--resolve", "-c", line]));
+    assert!(union.contains("rows 0..300: union (pairs 600 / live quads 150 = 4.00)"), "{union}");
+    assert!(union.contains("auto: union from 1.60 pairs a live quad on"), "{union}");
+    let forced = line.replace(')', ",schedule=kv_outer,cap=1073741824)");
+    let forced = text(&check(&["plan", "--resolve", "-c", &forced]));
+    assert!(forced.contains("rows 0..300: kv_outer (pairs 600 / live quads 150 = 4.00)"), "{forced}");
+    // The lists of a step are those that it selects.
+    let step =
+        "step(kv=fp8,ik=fp8,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=64,k=1,len=[64x900],prefill=true)";
+    let step = text(&check(&["plan", "--resolve", "-c", step]));
+    assert!(step.contains("list 1 request 0 rows 0..64: union (pairs 64 / live quads 16 = 4.00)"), "{step}");
+    assert!(text(&check(&["plan", "--resolve", "-c", LINE])).contains("merge has no schedule record"));
+}
+
+#[test]
+fn perf_measures_the_memory_first_and_times_only_what_is_right() {
+    let decode = "sparse_decode(out=f32,hq=8,hkv=2,hi=2,d=64,di=64,block=32,page=32,k=4,len=[1x301])";
+    let output = check(&["perf", "--samples", "3", "-c", decode, "-c", LINE]);
+    let text = text(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[1].starts_with("memory ") && lines[1].contains("host copy"), "{text}");
+    assert!(text.contains(" us (") && text.contains("% of it)") && text.contains("host clock"), "{text}");
+    assert_eq!(
+        (output.status.code(), last_line(&output).as_str()),
+        (Some(0), "2 passed, 0 failed, 0 skipped")
+    );
+    let plugin = test_plugin();
+    let fault = [
+        "perf",
+        "-b",
+        "plugin:ref",
+        "--plugin",
+        plugin.to_str().unwrap(),
+        "--option",
+        "fault = lse_base_two",
+    ];
+    let output = check(&[&fault[..], &["-c", decode]].concat());
+    let text = self::text(&output);
+    assert!(text.contains("FAILED, not timed: ") && text.contains("ulp of f32"), "{text}");
+    assert!(!text.contains("floor") && output.status.code() == Some(1), "{text}");
+    let json = self::text(&check(&["perf", "--samples", "3", "--json", "-c", LINE]));
+    let row: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+    assert!(row["seconds"].as_f64() > Some(0.0) && row["floor_seconds"].as_f64() > Some(0.0), "{row}");
+    assert!(row["sets"].as_u64() > Some(1) && row["how"] == "host clock", "{row}");
 }

@@ -4,17 +4,24 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use msa_core::Role;
+use msa_core::backend::Device;
 use msa_core::cache::{IndexCache, KvCache, View};
 use msa_tests::steps::Run;
 use msa_tests::trial::Trial;
 
+/// [`spread_on`] the linked reference.
+fn spread(line: &str, stride: u64, ids: &[i32]) {
+    spread_on(&msa_ref::device(), line, stride, ids);
+}
+
 /// Runs `line` over its own planar caches and over the same pages at `ids` of a cache with pages `stride` bytes apart, and
 /// compares. One page holds the KV page and, behind it, the index page.
-fn spread(line: &str, stride: u64, ids: &[i32]) {
-    let mut trial = Trial::of(line).unwrap();
-    let device = msa_ref::device();
-    let want = Run::start(&device, &trial.case, &trial.plan, &trial.inputs).unwrap();
+fn spread_on(device: &Arc<dyn Device>, line: &str, stride: u64, ids: &[i32]) {
+    let mut trial = Trial::new(device, line.parse().unwrap()).unwrap();
+    let want = Run::start(device, &trial.case, &trial.plan, &trial.inputs).unwrap();
     let want = trial.outputs(&want, want.status).unwrap();
     let pages = *ids.iter().max().unwrap() as u64 + 1;
     let memory = device.memory().allocate(pages * stride).unwrap();
@@ -51,7 +58,7 @@ fn spread(line: &str, stride: u64, ids: &[i32]) {
     far[..ids.len()].copy_from_slice(ids);
     far.truncate(width);
     trial.set_i32s(Role::BlockTable, &far).unwrap();
-    let mut run = Run::start(&device, &trial.case, &trial.plan, &trial.inputs).unwrap();
+    let mut run = Run::start(device, &trial.case, &trial.plan, &trial.inputs).unwrap();
     let mut args = run.placement.args.clone();
     args.kv_cache = kv;
     args.index_cache = index;
@@ -83,4 +90,13 @@ fn d02_a_page_stride_of_all_layers() {
 fn d06_index_scores_over_a_large_stride() {
     spread("index_score(ik=bf16,len=[3x300])", 1_039_680, &[2_065, 2_066, 4_131]);
     spread("index_score(ik=nvfp4,len=[3x300])", 1_039_680, &[4_131, 2_065, 2_066]);
+}
+
+#[test]
+fn d06_a_large_stride_crosses_the_plugin_border() {
+    let plugin =
+        msa_core::loader::open(&msa_tests::plugin_files::test_plugin(), "").unwrap().open(0).unwrap();
+    spread_on(&plugin, "index_score(ik=bf16,len=[3x300])", 1_039_680, &[2_065, 2_066, 4_131]);
+    // A stride that itself needs more than 32 bits.
+    spread_on(&plugin, "index_score(ik=fp8,len=[3x200])", (1 << 32) + 4096, &[1, 0]);
 }

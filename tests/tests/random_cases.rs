@@ -1,12 +1,18 @@
 //! Random cases of every op on the reference, each with every check of the harness: plans verify, nothing outside the
 //! outputs is touched, unused bytes and pages do not matter, a second run in other memory gives the same bits, and the
-//! outputs lie within the derived bound of the equations. A failure prints the case line that repeats it.
+//! outputs lie within the derived bound of the equations. A failure shrinks to a small case line, which is printed.
+#![allow(clippy::unwrap_used)] // In the functions beside the tests too: a failure there fails the test.
 
-use msa_tests::Case;
+use std::sync::Arc;
+
+use msa_core::backend::Device;
+use msa_test_plugin::{Fault, faulty};
 use msa_tests::report::Verdict;
+use msa_tests::shrink::{Shrinking, size};
 use msa_tests::steps::run_case;
+use msa_tests::{Case, sets};
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
+use proptest::test_runner::{RngSeed, TestError, TestRunner};
 
 /// Heads, dims, block, page and k.
 fn geometry() -> impl Strategy<Value = String> {
@@ -52,14 +58,28 @@ fn join(parts: &[&str]) -> String {
     parts.iter().filter(|p| !p.is_empty()).copied().collect::<Vec<_>>().join(",")
 }
 
-/// Runs the case of a line and fails with the line that repeats it.
-fn check(op: &str, parts: &[&str]) -> Result<(), TestCaseError> {
-    let line = format!("{op}({})", join(parts));
-    let case: Case = line.parse().map_err(|e| TestCaseError::fail(format!("{line}: {e}")))?;
+/// Cases of `op` with these parts, which shrink to small case lines.
+fn cases(op: &'static str, parts: impl Strategy<Value = Vec<String>>) -> impl Strategy<Value = Case> {
+    let case = parts.prop_map(move |parts| -> Case {
+        let line = format!("{op}({})", join(&parts.iter().map(String::as_str).collect::<Vec<_>>()));
+        line.parse().unwrap_or_else(|error| panic!("{line}: {error}"))
+    });
+    let few_splits = |case: &Case| case.options.splits.is_none_or(|splits| splits <= case.geometry.top_k);
+    Shrinking(case.prop_filter("at most as many splits as slots", few_splits))
+}
+
+/// One of the words, or nothing.
+fn perhaps(words: &'static [&'static str]) -> impl Strategy<Value = String> {
+    let all: Vec<String> = [""].iter().chain(words).map(|word| (*word).to_owned()).collect();
+    prop::sample::select(all)
+}
+
+/// Runs a case and fails with the line that repeats it.
+fn check(device: &Arc<dyn Device>, case: &Case) -> Result<(), TestCaseError> {
     let back: Case = case.to_string().parse().map_err(|e| TestCaseError::fail(format!("{case}: {e}")))?;
-    prop_assert_eq!(&back, &case);
-    let verdict = run_case(&msa_ref::device(), &case);
-    prop_assert!(verdict.failures().is_empty(), "{}\n{}", case, verdict);
+    prop_assert_eq!(&back, case);
+    let verdict = run_case(device, case);
+    prop_assert!(verdict.failures().is_empty(), "add this line to cases/regress.txt:\n{}\n{}", case, verdict);
     Ok(())
 }
 
@@ -68,80 +88,156 @@ fn config() -> ProptestConfig {
     let asked = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 64 };
     let seed = std::env::var("PROPTEST_RNG_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1701);
-    ProptestConfig { cases, rng_seed: RngSeed::Fixed(seed), failure_persistence: None, ..asked }
+    // Failures are kept as case lines, in a set.
+    let max_shrink_iters = 2000;
+    let rng_seed = RngSeed::Fixed(seed);
+    ProptestConfig { cases, rng_seed, failure_persistence: None, max_shrink_iters, ..asked }
+}
+
+fn decode_cases() -> impl Strategy<Value = Case> {
+    let lists = perhaps(&["lists=holes"]);
+    let out = perhaps(&["out=f32", "out=f16"]);
+    let parts = (
+        geometry(),
+        lengths(8),
+        cache("kv"),
+        inputs(),
+        perhaps(&["splits=1", "splits=2", "splits=5"]),
+        lists,
+        out,
+    )
+        .prop_flat_map(|(g, l, c, i, splits, lists, out)| {
+            // Splits that are asked for are not those of a request alone.
+            let invariant =
+                if splits.is_empty() { perhaps(&[]).boxed() } else { perhaps(&["invariant=true"]).boxed() };
+            invariant
+                .prop_map(move |v| [&g, &l, &c, &i, &splits, &lists, &out, &v].map(Clone::clone).to_vec())
+        });
+    cases("sparse_decode", parts)
+}
+
+fn prefill_cases() -> impl Strategy<Value = Case> {
+    let schedule = perhaps(&["schedule=union", "schedule=kv_outer", "schedule=hybrid"]);
+    let (lists, out) = (perhaps(&["lists=holes"]), perhaps(&["out=f32"]));
+    // Partial states of one segment of KV-outer need more than the default cap at some shapes.
+    let cap = Just("cap=17179869184".to_owned());
+    let parts = (geometry(), lengths(70), cache("kv"), inputs(), schedule, lists, out, cap);
+    cases("sparse_prefill", parts.prop_map(|(a, b, c, d, e, f, g, h)| vec![a, b, c, d, e, f, g, h]))
+}
+
+fn score_cases() -> impl Strategy<Value = Case> {
+    let parts = (geometry(), lengths(9), cache("ik"), inputs());
+    cases("index_score", parts.prop_map(|(a, b, c, d)| vec![a, b, c, d]))
+}
+
+fn select_cases() -> impl Strategy<Value = Case> {
+    let order = perhaps(&["order=score_then_own", "grouping=reduced", "nan=highest"]);
+    // One request with a block, so that there are scores at all; none at all is a line of the smoke set.
+    let parts = (geometry(), lengths(9).prop_map(|l| l.replacen('[', "[1x40,", 1)), inputs(), order);
+    cases("select", parts.prop_map(|(a, b, c, d)| vec![a, b, c, d]))
+}
+
+fn select_merge_cases() -> impl Strategy<Value = Case> {
+    let parts = (geometry(), lengths(9), inputs(), (1_u32..=8).prop_map(|world| format!("world={world}")));
+    cases("select_merge", parts.prop_map(|(a, b, c, d)| vec![a, b, c, d]))
+}
+
+fn merge_cases() -> impl Strategy<Value = Case> {
+    let states = (1_u32..=8).prop_map(|states| format!("states={states}"));
+    let domain = perhaps(&["domain=sum_max", "base=two", "partial=bf16"]);
+    let parts = (geometry(), lengths(9), inputs(), states, domain);
+    cases("merge", parts.prop_map(|(a, b, c, d, e)| vec![a, b, c, d, e]))
+}
+
+fn append_cases() -> impl Strategy<Value = Case> {
+    let index = prop::sample::select(vec!["ik=bf16", "ik=fp8", "ik=nvfp4"]).prop_map(str::to_owned);
+    let rounding = ["rotary=32", "rotary=32,rounding=per_step", "rotary=0,norm=false"];
+    let rounding = prop::sample::select(rounding.to_vec()).prop_map(str::to_owned);
+    let quantiser = perhaps(&["quantiser=reciprocal"]);
+    let parts = (geometry(), lengths(40), cache("kv"), inputs(), index, rounding, quantiser);
+    cases("append", parts.prop_map(|(a, b, c, d, e, f, g)| vec![a, b, c, d, e, f, g]))
+}
+
+fn step_cases() -> impl Strategy<Value = Case> {
+    let formats = perhaps(&["kv=fp8,ik=fp8", "kv=nvfp4,ik=nvfp4"]);
+    let appends = perhaps(&["appends=true,rotary=32", "appends=true,rotary=64,rounding=per_step"]);
+    let parts = (geometry(), lengths(20), inputs(), formats, perhaps(&["prefill=true"]), appends);
+    cases("step", parts.prop_map(|(a, b, c, d, e, f)| vec![a, b, c, d, e, f]))
 }
 
 proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn sparse_decode(
-        g in geometry(), l in lengths(8), c in cache("kv"), i in inputs(),
-        splits in prop::sample::select(vec!["", "splits=1"]),
-        lists in prop::sample::select(vec!["", "lists=holes"]),
-        out in prop::sample::select(vec!["", "out=f32", "out=f16"]),
-        invariant in prop::sample::select(vec!["", "invariant=true"]),
-    ) {
-        let invariant = if splits.is_empty() { invariant } else { "" };
-        check("sparse_decode", &[&g, &l, &c, &i, splits, lists, out, invariant])?;
+    fn sparse_decode(case in decode_cases()) {
+        check(&msa_ref::device(), &case)?;
     }
 
     #[test]
-    fn sparse_prefill(
-        g in geometry(), l in lengths(70), c in cache("kv"), i in inputs(),
-        schedule in prop::sample::select(vec!["", "schedule=union", "schedule=kv_outer", "schedule=hybrid"]),
-        lists in prop::sample::select(vec!["", "lists=holes"]),
-        out in prop::sample::select(vec!["", "out=f32"]),
-    ) {
-        // Partial states of one segment of KV-outer need more than the default cap at some shapes.
-        check("sparse_prefill", &[&g, &l, &c, &i, schedule, lists, out, "cap=17179869184"])?;
+    fn sparse_prefill(case in prefill_cases()) {
+        check(&msa_ref::device(), &case)?;
     }
 
     #[test]
-    fn index_score(g in geometry(), l in lengths(9), c in cache("ik"), i in inputs()) {
-        check("index_score", &[&g, &l, &c, &i])?;
+    fn index_score(case in score_cases()) {
+        check(&msa_ref::device(), &case)?;
     }
 
     #[test]
-    fn select(
-        g in geometry(), l in lengths(9), i in inputs(),
-        order in prop::sample::select(vec!["", "order=score_then_own", "grouping=reduced", "nan=highest"]),
-    ) {
-        // One request with a block, so that there are scores at all; none at all is a line of the smoke set.
-        let l = l.replacen('[', "[1x40,", 1);
-        check("select", &[&g, &l, &i, order])?;
+    fn select(case in select_cases()) {
+        check(&msa_ref::device(), &case)?;
     }
 
     #[test]
-    fn select_merge(g in geometry(), l in lengths(9), i in inputs(), world in 1_u32..=8) {
-        check("select_merge", &[&g, &l, &i, &format!("world={world}")])?;
+    fn select_merge(case in select_merge_cases()) {
+        check(&msa_ref::device(), &case)?;
     }
 
     #[test]
-    fn merge(
-        g in geometry(), l in lengths(9), i in inputs(), states in 1_u32..=8,
-        domain in prop::sample::select(vec!["", "domain=sum_max", "base=two", "partial=bf16"]),
-    ) {
-        check("merge", &[&g, &l, &i, &format!("states={states}"), domain])?;
+    fn merge(case in merge_cases()) {
+        check(&msa_ref::device(), &case)?;
     }
 
     #[test]
-    fn append(
-        g in geometry(), l in lengths(40), kv in cache("kv"), i in inputs(),
-        index in prop::sample::select(vec!["ik=bf16", "ik=fp8", "ik=nvfp4"]),
-        rounding in prop::sample::select(vec!["rotary=32", "rotary=32,rounding=per_step", "rotary=0,norm=false"]),
-        quantiser in prop::sample::select(vec!["", "quantiser=reciprocal"]),
-    ) {
-        check("append", &[&g, &l, &kv, &i, index, rounding, quantiser])?;
+    fn append(case in append_cases()) {
+        check(&msa_ref::device(), &case)?;
     }
 
     #[test]
-    fn step(
-        g in geometry(), l in lengths(20), i in inputs(),
-        formats in prop::sample::select(vec!["", "kv=fp8,ik=fp8", "kv=nvfp4,ik=nvfp4"]),
-        stages in prop::sample::select(vec!["", "prefill=true"]),
-    ) {
-        check("step", &[&g, &l, &i, formats, stages])?;
+    fn step(case in step_cases()) {
+        check(&msa_ref::device(), &case)?;
+    }
+}
+
+/// What random cases once found: committed as lines, which `msa-check -s regress` runs on every backend.
+#[test]
+fn cases_that_once_failed() {
+    let known = sets::known(sets::KNOWN).unwrap();
+    for case in sets::read("regress").unwrap().iter().filter(|case| known.iter().all(|k| k.case != **case)) {
+        check(&msa_ref::device(), case).unwrap();
+    }
+}
+
+/// A reference that is wrong on purpose: what is found at random ends as a small line that fails with the fault and passes
+/// without it.
+#[test]
+fn failures_shrink_to_small_lines() {
+    for (fault, cases, most) in [
+        (Fault::DroppedLastSplit, decode_cases().boxed(), 300),
+        (Fault::PageOffByOne, score_cases().boxed(), 300),
+        (Fault::LseBaseTwo, prefill_cases().boxed(), 300),
+        (Fault::TieOrder, select_cases().boxed(), 400),
+    ] {
+        let device = faulty(msa_ref::backend(), fault).open(0).unwrap();
+        let mut runner = TestRunner::new(config());
+        let result = runner.run(&cases, |case| check(&device, &case));
+        let Err(TestError::Fail(reason, case)) = result else { panic!("{}: {result:?}", fault.name()) };
+        println!("{}: {case}, size {}", fault.name(), size(&case));
+        assert!(reason.message().contains(&case.to_string()), "the report names the small line: {reason}");
+        assert!(size(&case) <= most, "{}: {case} of size {}", fault.name(), size(&case));
+        let line: Case = case.to_string().parse().unwrap();
+        assert!(!run_case(&device, &line).is_good(), "{line} fails with {}", fault.name());
+        assert!(run_case(&msa_ref::device(), &line).is_good(), "{line} passes without");
     }
 }
 

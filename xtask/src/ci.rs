@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: every check, in order, each with its wall time; the first failure ends the run.
 
+mod border;
 mod toolchain;
 
 use std::ffi::OsString;
@@ -8,17 +9,28 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::{codegen, tidy};
+use crate::{codegen, dist, tidy};
 
-/// Run all steps in the workspace at `root`.
+/// Run all steps in the workspace at `root`, or those of `only`, in their own order.
 ///
 /// # Errors
-/// The name of the first step that failed, with what it said. The table of the steps is printed in either case.
-pub(crate) fn run(root: &Path) -> Result<(), String> {
-    run_steps(STEPS, root)
+/// A name that no step has; the name of the first step that failed, with what it said. The table of the steps is printed in
+/// either case.
+pub(crate) fn run(root: &Path, only: &[String]) -> Result<(), String> {
+    run_steps(&choose(STEPS, only)?, root)
+}
+
+fn choose(steps: &[Step], only: &[String]) -> Result<Vec<Step>, String> {
+    if let Some(other) = only.iter().find(|name| steps.iter().all(|step| step.name != name.as_str())) {
+        let names: Vec<&str> = steps.iter().map(|step| step.name).collect();
+        return Err(format!("--only: want one of {}, got {other}", names.join(", ")));
+    }
+    let chosen = |step: &&Step| only.is_empty() || only.iter().any(|name| name == step.name);
+    Ok(steps.iter().filter(chosen).copied().collect())
 }
 
 /// One check.
+#[derive(Clone, Copy)]
 struct Step {
     name: &'static str,
     work: Work,
@@ -28,6 +40,7 @@ struct Step {
 type Function = fn(&Path) -> Result<Outcome, String>;
 
 /// What a step does.
+#[derive(Clone, Copy)]
 enum Work {
     /// `cargo` with these arguments and, where given, one more environment variable.
     Cargo { arguments: &'static [&'static str], variable: Option<(&'static str, &'static str)> },
@@ -70,6 +83,8 @@ const STEPS: &[Step] = &[
     Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },
+    Step { name: "dist", work: Work::Call(dist_step) },
+    Step { name: "border", work: Work::Call(border::compare) },
     // Packaging reads the folders only: what it packs was compiled above, and the network is not touched.
     Step::cargo(
         "package",
@@ -185,6 +200,11 @@ fn rocm_step(root: &Path) -> Result<Outcome, String> {
     crate::rocm::build_mutants(root).map(|()| Outcome::Passed)
 }
 
+/// Every plugin and the tools: made and tried.
+fn dist_step(root: &Path) -> Result<Outcome, String> {
+    dist::make(root, &[]).map(|_| Outcome::Passed)
+}
+
 /// Every image of every architecture; only what changed is compiled.
 fn cuda_step(root: &Path) -> Result<Outcome, String> {
     crate::cuda::build_kernels(root).map(|()| Outcome::Passed)
@@ -245,6 +265,17 @@ mod tests {
         assert_eq!(run_steps(&steps(&[pass, skip]), here), Ok(()));
         let stopped = run_steps(&steps(&[pass, fail, |_| panic!("reached")]), here);
         assert_eq!(stopped, Err("step `step` failed: it broke".to_owned()));
+    }
+
+    #[test]
+    fn chosen_steps_run_in_their_own_order() {
+        let chosen = |only: &[&str]| -> Result<Vec<&str>, String> {
+            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
+            choose(STEPS, &only).map(|steps| steps.iter().map(|step| step.name).collect())
+        };
+        assert_eq!(chosen(&["border", "dist"]), Ok(vec!["dist", "border"]));
+        assert_eq!(chosen(&[]).map(|all| all.len()), Ok(STEPS.len()));
+        assert!(chosen(&["dist", "lunch"]).is_err_and(|text| text.ends_with(", package, got lunch")));
     }
 
     #[test]

@@ -7,6 +7,8 @@ mod toolchain;
 
 use std::path::{Path, PathBuf};
 
+use crate::artifact::Artifact;
+use crate::target_folder;
 pub(crate) use toolchain::Toolchain;
 
 /// Where compiled images, their PTX and the generated table stand.
@@ -22,6 +24,16 @@ pub(crate) fn set_up(root: &Path) -> Result<(), String> {
     let found = Toolchain::find_or_install(root)?;
     println!("nvcc {} at {}", found.version(), found.nvcc().display());
     Ok(())
+}
+
+/// [`build_kernels`], then the library that embeds them, with its manifest, in `target/plugins`.
+///
+/// # Errors
+/// As for [`build_kernels`] and [`Artifact::build`].
+pub(crate) fn build_plugin(root: &Path) -> Result<PathBuf, String> {
+    build_kernels(root)?;
+    let arches = images::ARCHS.map(|arch| format!("sm{arch}")).to_vec();
+    Artifact { name: "cuda", arches, kernels: Some(("MSA_CUDA_KERNELS", output_folder(root))) }.build(root)
 }
 
 /// Compile every image whose sources changed, and write the table that msa-cuda embeds.
@@ -42,8 +54,4 @@ pub(crate) fn build_kernels(root: &Path) -> Result<(), String> {
 /// The first difference of every file that differs.
 pub(crate) fn check_census(root: &Path, accept: bool) -> Result<(), String> {
     census::compare(root, accept)
-}
-
-fn target_folder(root: &Path) -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }

@@ -2,7 +2,6 @@
 
 mod census;
 mod compile;
-mod library;
 mod mutants;
 mod toolchain;
 
@@ -11,6 +10,8 @@ use std::path::{Path, PathBuf};
 use msa_emu::gfx9::code_object::CodeObject;
 use msa_emu::gfx9::disassemble::Disassembler;
 
+use crate::artifact::Artifact;
+use crate::target_folder;
 use toolchain::Toolchain;
 
 /// Architectures that kernels are built for.
@@ -29,13 +30,12 @@ pub(crate) fn install_toolchain(root: &Path) -> Result<(), String> {
 /// [`build_kernels`], then the library that embeds them, with its manifest, in `target/plugins`.
 ///
 /// # Errors
-/// As for [`build_kernels`]; cargo fails.
-pub(crate) fn build_plugin(root: &Path, accept: bool) -> Result<(), String> {
+/// As for [`build_kernels`] and [`Artifact::build`].
+pub(crate) fn build_plugin(root: &Path, accept: bool) -> Result<PathBuf, String> {
     build_kernels(root, accept)?;
-    let plugins = target_folder(root).join("plugins");
-    let library = library::build(root, &target_folder(root), &plugins.join("rocm"), &ARCHITECTURES)?;
-    println!("rocm plugin: {}", library.display());
-    Ok(())
+    let folder = target_folder(root).join("plugins").join("rocm");
+    let arches = ARCHITECTURES.map(str::to_owned).to_vec();
+    Artifact { name: "rocm", arches, kernels: Some(("MSA_ROCM_KERNELS", folder)) }.build(root)
 }
 
 /// Compile all kernels for all architectures, compare their census with the committed one, write the artifacts.
@@ -76,11 +76,6 @@ pub(crate) fn build_mutants(root: &Path) -> Result<(), String> {
     let count = mutants::build(root, &toolchain, &folder)?;
     println!("rocm mutants: {count} in {}", folder.display());
     Ok(())
-}
-
-/// Where cargo builds: `CARGO_TARGET_DIR` or `target`.
-fn target_folder(root: &Path) -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 /// The `.cpp` files, sorted.

@@ -230,6 +230,27 @@ mod tests {
     }
 
     #[test]
+    fn j05_a_cache_has_one_of_the_named_formats_and_nothing_is_inferred() {
+        let args = sample();
+        let formats: Vec<u32> = CacheFormat::VALUES.iter().map(|format| format.number()).collect();
+        for number in (0..64).chain([u32::MAX]) {
+            let mut flat = Flat::of(&args).unwrap();
+            flat.kv_cache.as_mut().unwrap().format = number;
+            // SAFETY: `flat` lives in this frame.
+            let read = unsafe { read_run(&flat.run(Stream(0), Span::default())) };
+            match read {
+                Ok(read) => assert_eq!(read.kv_cache.unwrap().format.number(), number),
+                Err(error) => {
+                    assert!(!formats.contains(&number));
+                    assert!(error.to_string().starts_with("cache.format: want a number"), "{error}");
+                }
+            }
+        }
+        // Raw bytes have no type of their own that could be taken for a cache.
+        assert!(DType::VALUES.iter().all(|dtype| !["u8", "i8", "bytes"].contains(&dtype.name())));
+    }
+
+    #[test]
     fn hostile_arguments_are_errors() {
         let args = sample();
         let refused = |change: &dyn Fn(&mut Flat)| {

@@ -179,6 +179,32 @@ mod tests {
         assert_eq!((read.revision, read.text.length, longer.appended), (7, 15, 9));
     }
 
+    /// A struct that version 1.0 had without its second half.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    #[repr(C)]
+    struct Grown {
+        struct_size: u32,
+        first: u32,
+        appended: u64,
+    }
+
+    // SAFETY: integers alone, `struct_size` first.
+    unsafe impl Growing for Grown {
+        const NAME: &'static str = "Grown";
+        const FIRST_SIZE: u32 = 8;
+    }
+
+    #[test]
+    fn an_older_struct_is_zero_where_it_ends_and_written_no_further() {
+        let mut memory = [Grown { struct_size: 8, first: 5, appended: 77 }, zeroed()];
+        // SAFETY: eight bytes are there, and more.
+        let read = unsafe { read_growing(&raw const memory[0]) }.unwrap();
+        assert_eq!(read, Grown { struct_size: 8, first: 5, appended: 0 });
+        // SAFETY: as above.
+        unsafe { write_growing(&raw mut memory[0], &Grown { struct_size: 16, first: 6, appended: 1 }) };
+        assert_eq!(memory, [Grown { struct_size: 8, first: 6, appended: 77 }, zeroed()]);
+    }
+
     #[test]
     fn a_shorter_device_info_keeps_its_end_and_its_size() {
         let mut info = zeroed::<MsaDiag>();

@@ -31,7 +31,7 @@ pub fn text() -> String {
     line(
         &mut text,
         &format!(
-            "uint32_t {ENTRY_SYMBOL}(const MsaHostInfo *host, const MsaPluginApi **out, MsaDiag *diag);\n"
+            "uint32_t {ENTRY_SYMBOL}(const MsaHostInfo *host, const MsaPluginApi **out, MsaDiag *diag) MSA_NOEXCEPT;\n"
         ),
     );
     RECORDS.iter().for_each(|record| assertions(&mut text, record));
@@ -51,9 +51,20 @@ const OPENING: &str = "\
 
 #ifdef __cplusplus
 #define MSA_STATIC_ASSERT static_assert
-extern \"C\" {
 #else
 #define MSA_STATIC_ASSERT _Static_assert
+#endif
+
+/* Nothing may be thrown across the border (ABI-8). From C++17 on the type of a function says whether it may throw, so that
+ * one that may does not fit into the table: catch everything and answer with MSA_STATUS_PANIC. */
+#if defined(__cplusplus) && __cplusplus >= 201703L
+#define MSA_NOEXCEPT noexcept
+#else
+#define MSA_NOEXCEPT
+#endif
+
+#ifdef __cplusplus
+extern \"C\" {
 #endif
 
 ";
@@ -111,7 +122,7 @@ fn typedef(text: &mut String, function: &Function) {
     let parameters: Vec<_> = function.parameters.iter().map(|(name, rust)| declaration(rust, name)).collect();
     let result =
         if function.result.is_empty() { "void ".to_owned() } else { declaration(function.result, "") };
-    line(text, &format!("typedef {result}(*{})({});\n", function.name, parameters.join(", ")));
+    line(text, &format!("typedef {result}(*{})({}) MSA_NOEXCEPT;\n", function.name, parameters.join(", ")));
 }
 
 fn structure(text: &mut String, record: &Record) {

@@ -8,6 +8,7 @@ use super::table::{
     MsaPlanRequest, MsaPluginApi, MsaRun, MsaSpan, MsaSupport, MsaTensor, MsaText, MsaVariant, MsaView,
     RECORDS,
 };
+use crate::tensor::MAX_RANK;
 
 /// One line a field: `struct.field offset size type`, and one a struct: `struct size`.
 pub fn text() -> String {
@@ -35,6 +36,10 @@ macro_rules! layout {
         )*
     };
 }
+
+/// Strides are 64-bit: pages of all layers are megabytes apart, and a few thousand of them pass 2^31 bytes.
+const _: fn(&MsaTensor) -> [u64; MAX_RANK] = |tensor| tensor.strides;
+const _: fn(&MsaView) -> [u64; 3] = |view| [view.page_stride, view.head_stride, view.token_stride];
 
 const _: () = assert!(size_of::<usize>() == 8, "the ABI is for 64-bit targets");
 const _: () = assert!(cfg!(target_endian = "little"), "the ABI is for little-endian targets");

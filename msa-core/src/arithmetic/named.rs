@@ -69,6 +69,14 @@ pub enum Named {
     HopperDecodeWgmmaF16 = 25,
     /// Index scores through e4m3 `mma.sync`, which sm_90a and sm_100a emulate on f16.
     HopperDecodeMmaE4m3 = 26,
+    /// gfx942 decode of bf16 queries over FP8 and NVFP4 caches: scores through bf16 MFMA, values through FP8.
+    Cdna3DecodeMixed = 27,
+    /// The same on gfx950.
+    Cdna4DecodeMixed = 28,
+    /// gfx942 decode of bf16 caches: both products through bf16 MFMA, P in bf16.
+    Cdna3DecodeBf16 = 29,
+    /// The same on gfx950.
+    Cdna4DecodeBf16 = 30,
 }
 
 /// Every named arithmetic; the first is the default.
@@ -100,6 +108,10 @@ pub const NAMED: &[Named] = &[
     Named::HopperDecodeBf16K8,
     Named::HopperDecodeWgmmaF16,
     Named::HopperDecodeMmaE4m3,
+    Named::Cdna3DecodeMixed,
+    Named::Cdna4DecodeMixed,
+    Named::Cdna3DecodeBf16,
+    Named::Cdna4DecodeBf16,
 ];
 
 /// The arithmetic called `name`.
@@ -142,6 +154,10 @@ impl Named {
             Self::HopperDecodeBf16K8 => "hopper_decode_bf16_k8",
             Self::HopperDecodeWgmmaF16 => "hopper_decode_wgmma_f16",
             Self::HopperDecodeMmaE4m3 => "hopper_decode_mma_e4m3",
+            Self::Cdna3DecodeMixed => "cdna3_decode_mixed",
+            Self::Cdna4DecodeMixed => "cdna4_decode_mixed",
+            Self::Cdna3DecodeBf16 => "cdna3_decode_bf16",
+            Self::Cdna4DecodeBf16 => "cdna4_decode_bf16",
         }
     }
 
@@ -173,12 +189,14 @@ impl Named {
             | Self::HopperDecodeBf16K8
             | Self::HopperDecodeWgmmaF16
             | Self::HopperDecodeMmaE4m3 => Validation::Silicon,
-            Self::Cdna3Decode => Validation::Public,
+            Self::Cdna3Decode | Self::Cdna3DecodeMixed | Self::Cdna3DecodeBf16 => Validation::Public,
             // The exponential of Blackwell and Rubin is taken to be Hopper's; CDNA4's products to be CDNA3's.
             Self::BlackwellDecodeFaithful
             | Self::BlackwellDecodeMixed
             | Self::BlackwellDecodeBf16
             | Self::Cdna4Decode
+            | Self::Cdna4DecodeMixed
+            | Self::Cdna4DecodeBf16
             | Self::Tcgen05DecodeFaithful
             | Self::Tcgen05DecodeFast
             | Self::Tcgen05PrefillFp8
@@ -195,7 +213,7 @@ impl Named {
             Self::HopperDecodeFast => (decode::E4M3, decode::ATTENTION),
             Self::HopperDecodeMixed | Self::BlackwellDecodeMixed => (decode::BF16, decode::MIXED),
             Self::HopperDecodeBf16 | Self::BlackwellDecodeBf16 => (decode::BF16, decode::ATTENTION_BF16),
-            Self::HopperDecodeExactF16 => (decode::EXACT_F16, decode::ATTENTION),
+            Self::HopperDecodeExactF16 => (decode::EXACT_F16, decode::RUNNING),
             Self::HopperDecodePolynomial3 => (decode::F16, decode::polynomial(Exp2::Polynomial3)),
             Self::HopperDecodePolynomial4 => (decode::F16, decode::polynomial(Exp2::Polynomial4)),
             Self::HopperDecodePolynomial5 => (decode::F16, decode::polynomial(Exp2::Polynomial5)),
@@ -217,14 +235,16 @@ impl Named {
                 let product = prefill::TCGEN05_BF16;
                 (product, prefill::tcgen05(prefill::UNION_BF16, product))
             }
-            Self::HopperDecodeF16K8 => (decode::F16_K8, decode::k8(decode::ATTENTION, decode::F16_K8)),
-            Self::HopperDecodeBf16K8 => {
-                (decode::BF16_K8, decode::k8(decode::ATTENTION_BF16, decode::BF16_K8))
-            }
+            Self::HopperDecodeF16K8 => (decode::F16_K8, decode::k8(decode::RUNNING, decode::F16_K8)),
+            Self::HopperDecodeBf16K8 => (decode::BF16_K8, decode::k8(decode::RUNNING_BF16, decode::BF16_K8)),
             Self::HopperDecodeWgmmaF16 => (decode::WGMMA_F16, decode::WGMMA),
-            Self::HopperDecodeMmaE4m3 => (decode::MMA_E4M3, decode::ATTENTION),
+            Self::HopperDecodeMmaE4m3 => (decode::MMA_E4M3, decode::RUNNING),
             Self::Cdna3Decode => (cdna::CDNA3_SCORES, cdna::CDNA3),
             Self::Cdna4Decode => (cdna::CDNA4_SCORES, cdna::CDNA4),
+            Self::Cdna3DecodeMixed => (cdna::CDNA3_SCORES_BF16, cdna::CDNA3_MIXED),
+            Self::Cdna4DecodeMixed => (cdna::CDNA4_SCORES_BF16, cdna::CDNA4_MIXED),
+            Self::Cdna3DecodeBf16 => (cdna::CDNA3_SCORES_BF16, cdna::CDNA3_BF16),
+            Self::Cdna4DecodeBf16 => (cdna::CDNA4_SCORES_BF16, cdna::CDNA4_BF16),
         }
     }
 

@@ -49,13 +49,21 @@ impl Environment {
         absolute
     }
 
-    /// The executable's folder, and `plugins` beside it and above it: a distribution folder, and the build folder of
-    /// tools and of tests.
+    /// The executable's folder and `plugins` beside it, and for what cargo built the `plugins` of its target folder.
+    ///
+    /// No other folder above is looked at: whoever can write there must not choose what a tool below it loads.
     pub(super) fn folders(&self) -> Vec<PathBuf> {
         let Some(folder) = self.executable.as_deref().and_then(Path::parent) else { return Vec::new() };
-        let above = folder.ancestors().skip(1).take(2).map(|above| above.join("plugins"));
-        [folder.to_owned(), folder.join("plugins")].into_iter().chain(above).collect()
+        let own = [folder.to_owned(), folder.join("plugins")];
+        own.into_iter().chain(target_folder(folder).map(|target| target.join("plugins"))).collect()
     }
+}
+
+/// The target folder of cargo, if `folder` is where one of its profiles puts programs (`debug`) or tests (`debug/deps`): it
+/// keeps its records there, in a folder of this name.
+fn target_folder(folder: &Path) -> Option<&Path> {
+    let of_profile = |folder: &&Path| folder.join(".fingerprint").is_dir();
+    folder.ancestors().take(2).find(of_profile)?.parent()
 }
 
 /// True for set-uid, set-gid and file-capability programs.
@@ -102,16 +110,26 @@ mod tests {
         assert_eq!((report.refused.len(), report.refused[0].policy), (1, Policy::OpenedByPath));
     }
 
+    /// Folders for the executable at a path.
+    fn folders_of(executable: &Path) -> Vec<PathBuf> {
+        Environment { executable: Some(executable.to_owned()), ..Environment::default() }.folders()
+    }
+
     #[test]
-    fn folders_follow_the_executable() {
-        let environment =
-            Environment { executable: Some("/t/target/debug/deps/x".into()), ..Environment::default() };
-        let want = [
-            "/t/target/debug/deps",
-            "/t/target/debug/deps/plugins",
-            "/t/target/debug/plugins",
-            "/t/target/plugins",
-        ];
-        assert_eq!(environment.folders(), want.map(PathBuf::from));
+    fn a_program_looks_into_its_own_folder_and_not_above_it() {
+        assert_eq!(
+            folders_of(Path::new("/open/dist/msa")),
+            ["/open/dist", "/open/dist/plugins"].map(PathBuf::from)
+        );
+        assert_eq!(folders_of(Path::new("/")), [""; 0].map(PathBuf::from));
+    }
+
+    #[test]
+    fn what_cargo_built_looks_into_its_target_folder_too() {
+        let test = std::env::current_exe().unwrap();
+        let (deps, profile) = (test.parent().unwrap(), test.ancestors().nth(2).unwrap());
+        let target = profile.parent().unwrap().join("plugins");
+        assert_eq!(folders_of(&test), [deps, &deps.join("plugins"), &target]);
+        assert_eq!(folders_of(&profile.join("msa")), [profile, &profile.join("plugins"), &target]);
     }
 }

@@ -224,3 +224,6 @@ unsafe extern "C" fn log(_context: *mut c_void, level: u32, text: *const u8, len
         _ => tracing::trace!(target: "msa::plugin", "{line}"),
     }
 }
+
+#[cfg(test)]
+mod tests;

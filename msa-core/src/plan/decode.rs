@@ -1,6 +1,7 @@
+use super::decode_cost::NvidiaCost;
 use super::given::{Given, lists};
 use super::workspace::{Need, Scratch, product, row_windows};
-use super::{Derived, SlotPart};
+use super::{Derived, SlotPart, shared};
 use crate::cache::CacheFormat;
 use crate::error::{Result, require};
 use crate::op::Attention;
@@ -18,7 +19,12 @@ pub(super) const STATE_BYTES: u64 = 8;
 /// Divides the slots, sizes the partial states, and cuts the rows into windows whose states fit the cap.
 pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
     let slot_parts = slot_parts(op, given)?;
-    let scratch = Scratch::new(needs(op, &slot_parts));
+    let scratch = if given.shares_pages() {
+        let record = shared::need(lists(&op.geometry, op.grouping), op.geometry.top_k);
+        Scratch::new(partial_needs(op, op.geometry.top_k.into()).into_iter().chain([record]))
+    } else {
+        Scratch::new(needs(op, &slot_parts))
+    };
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;
@@ -27,19 +33,27 @@ pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
 }
 
 /// True if the division of a request's slots does not depend on the rest of the batch: one part on a CPU, the caller's
-/// number, or the pinned one.
+/// number, the pinned one, or one a slot.
 pub(super) fn is_batch_invariant(given: &Given) -> bool {
-    given.on_cpu() || given.options.splits.is_some() || given.options.batch_invariant
+    given.shares_pages() || given.on_cpu() || given.options.splits.is_some() || given.options.batch_invariant
 }
 
 /// The slots of every request, divided over parts.
 ///
 /// A caller's number of parts is taken as it is. Otherwise a request with `n` slots that can hold a block gets parts of
-/// equal width, no more of them than `n`; the last one takes the slots that stay empty too.
+/// equal width, no more of them than `n`; the last one takes the slots that stay empty too. Where pages are shared every
+/// slot is a part.
 pub(super) fn slot_parts(op: &Attention, given: &Given) -> Result<Vec<SlotPart>> {
     let k = op.geometry.top_k;
     if let Some(splits) = given.options.splits {
         require((1..=k).contains(&splits), "options.splits", format!("1 to top_k = {k}"), splits)?;
+    }
+    if given.shares_pages() {
+        let whole = given.options.splits.is_none_or(|splits| splits == k);
+        let want = format!("none, or top_k = {k}: {} makes a part of every slot", given.variant);
+        require(whole, "options.splits", want, given.options.splits.unwrap_or(k))?;
+        let requests = given.request_blocks(&op.geometry);
+        return Ok(requests.flat_map(|(request, ..)| equal_parts(request, k, k)).collect());
     }
     let wanted = parts_that_fill(op, given);
     let mut parts = Vec::new();
@@ -72,19 +86,25 @@ pub(super) fn partial_needs(op: &Attention, states: u64) -> [Need; 2] {
     ]
 }
 
-/// Parts that give every unit its share: one a unit, two for NVFP4.
-///
-/// Measured on an H200 (132 SMs, driver 580.159, 4 KV heads): the best number of parts at B = 1 / 8 / 32 / 128 is
-/// 16 / 8 / 1 / 1 for fp8 (B = 8: 12.2 us with eight parts, 12.4 with four) and 16 / 8 / 2 / 1 for NVFP4, whose blocks
-/// take longer to decode than to load. A CPU has no idle units to fill within a row.
+/// The number of parts. A CPU has no idle units to fill within a row; NVIDIA devices take what [`NvidiaCost`] predicts to be
+/// fastest; others give every unit its share: one part a unit, two for NVFP4, whose blocks take longer to decode than to load.
 fn parts_that_fill(op: &Attention, given: &Given) -> u32 {
     if given.on_cpu() {
         return 1;
     }
     let heads = lists(&op.geometry, op.grouping).max(op.geometry.kv_heads);
     let items = given.rows().saturating_mul(heads.into()).max(1);
+    let k = u64::from(op.geometry.top_k);
+    if given.on_nvidia() {
+        let cost = NvidiaCost::of(op.cache);
+        let fits = |parts: &u64| *parts <= k;
+        let candidates = [1, 2, 4, 8, 16].into_iter().filter(fits);
+        // The first of equals: fewer parts.
+        let best = candidates.min_by_key(|&parts| cost.nanoseconds(items, parts, k, given.units()));
+        return best.map_or(1, |parts| parts as u32);
+    }
     let per_unit = if op.cache == CacheFormat::Nvfp4 { 2 } else { 1 };
-    let parts = (given.units() * per_unit / items).clamp(1, op.geometry.top_k.into());
+    let parts = (given.units() * per_unit / items).clamp(1, k);
     u32::try_from(parts).unwrap_or(1)
 }
 

@@ -3,6 +3,7 @@ use crate::device::{Arch, DeviceTraits};
 use crate::error::{Result, require};
 use crate::geometry::{Geometry, Grouping};
 use crate::lengths::Lengths;
+use crate::variant::Variant;
 
 /// Most requests of one plan: its parts are lists, and a list that long is no batch.
 pub(super) const MAX_REQUESTS: usize = 1 << 20;
@@ -16,6 +17,8 @@ pub(super) struct Given<'a> {
     pub(super) lengths: &'a Lengths,
     pub(super) traits: &'a DeviceTraits,
     pub(super) options: &'a PlanOptions,
+    /// Name of the variant that the plan is for.
+    pub(super) variant: &'a str,
 }
 
 impl Given<'_> {
@@ -25,6 +28,16 @@ impl Given<'_> {
 
     pub(super) fn on_cpu(&self) -> bool {
         self.traits.arch == Arch::Cpu
+    }
+
+    pub(super) fn on_nvidia(&self) -> bool {
+        use Arch::{Sm90a, Sm100a, Sm100f, Sm103a, Sm107a};
+        matches!(self.traits.arch, Sm90a | Sm100a | Sm100f | Sm103a | Sm107a)
+    }
+
+    /// Whether decode takes a page once for all rows that attend to it.
+    pub(super) fn shares_pages(&self) -> bool {
+        Variant::shares_pages(self.variant)
     }
 
     pub(super) fn rows(&self) -> u64 {

@@ -85,7 +85,8 @@ impl Plan {
 
     fn verify_derivation(&self) -> Result<()> {
         let lengths = self.lengths()?;
-        let given = Given { lengths: &lengths, traits: &self.traits, options: &self.options };
+        let (traits, options, variant) = (&self.traits, &self.options, self.variant.as_str());
+        let given = Given { lengths: &lengths, traits, options, variant };
         let wanted = derive(&self.op, &given)?;
         let own = Derived {
             batch_invariant: self.batch_invariant,

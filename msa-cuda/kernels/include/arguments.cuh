@@ -123,7 +123,7 @@ struct AppendTensor {
   uint64_t pages;         // a cache's
   int64_t null_page;      // -1 if there is none
   uint32_t heads, format, is_cache, rotates, scale_is_quad;
-  uint32_t first_block;   // blocks of threads from here to the next tensor's
+  uint32_t first_block;   // blocks of threads in a group of rows, from here to the next tensor's
   uint32_t period;        // blocks after which head 0 is first again, and the rows that they take in a pass
   uint32_t row_step;
   uint64_t source_step, output_step;  // bytes of so many rows
@@ -153,16 +153,18 @@ struct AppendArguments {
   const float* sines;
   uint64_t cosine_row, sine_row;  // elements
   uint32_t* status;
+  uint32_t group_blocks, group_magic, group_shift;  // blocks of a group of 16 * passes rows; n / blocks = n * magic >> 32 >> shift
   uint32_t passes;       // heads that a lane takes, one after the other
   uint32_t half;         // rotated pairs
-  uint32_t half_is_32;   // and the tables can be read two at a time
+  uint32_t half_is_32;   // and the tables can be read two at a time, and have one stride
   float epsilon;
   uint32_t reciprocal;
   uint32_t own_status;   // words of the run if this kernel is its first, else 0
+  uint32_t pad;
 };
 
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
-static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 960 && sizeof(Winner) == 16,
+static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 976 && sizeof(Winner) == 16,
               "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");

@@ -21,10 +21,11 @@ MSA_DEVICE void begin(const Batch& batch) {
 
 MSA_DEVICE void raise(const Batch& batch, uint32_t bit) { raise(batch.status, batch.own_status, bit); }
 
-// A request whose offsets or length are out of range is empty; its rows are not touched.
-MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
+// A request whose offsets or length are out of range is empty; its rows are not touched. `bound`: its most rows and tokens. The plan
+// may have bounds for more requests than there are.
+MSA_DEVICE Request load_request(const Batch& batch, int request, uint2 bound, bool report) {
+  if (request >= (int)batch.requests) return {0, 0, 0};
   const int begin = batch.query_offsets[request], end = batch.query_offsets[request + 1], tokens = batch.kv_lengths[request];
-  const uint2 bound = ((const uint2*)batch.bounds)[request];
   const bool ordered = 0 <= begin && begin <= end && (uint32_t)end <= batch.rows;
   const bool bounded = tokens >= 0 && (uint32_t)tokens <= bound.y && (int64_t)end - begin <= (int64_t)bound.x;
   if (!(ordered && bounded)) {
@@ -32,6 +33,10 @@ MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
     return {0, 0, 0};
   }
   return {begin, end - begin, tokens};
+}
+
+MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
+  return load_request(batch, request, ((const uint2*)batch.bounds)[request], report);
 }
 
 // Tokens that row `i` of the request sees: 0 to tokens.
@@ -45,6 +50,13 @@ MSA_DEVICE int visible_tokens(const Batch& batch, const Request& request, int i)
 // What the block table says of a logical page, unchecked; -1 beyond the table. The load is not waited for.
 MSA_DEVICE int32_t load_page_id(const Batch& batch, int request, uint32_t page) {
   return page < batch.table_width ? batch.block_table[(uint64_t)request * batch.table_stride + page] : -1;
+}
+
+// Brings the block table to the L2 cache while lengths are still on their way: one line a thread of the grid.
+MSA_DEVICE void prefetch_table(const Batch& batch, uint32_t blocks) {
+  const uint32_t lines = (min(batch.table_width, blocks) + 31) / 32, line = blockIdx.x * blockDim.x + threadIdx.x;
+  if (blockIdx.y == 0 && lines > 0 && line / lines < batch.requests)
+    prefetch_l2(batch.block_table + (uint64_t)(line / lines) * batch.table_stride + line % lines * 32);
 }
 
 // The physical page of an id, or -1 if it must not be read.

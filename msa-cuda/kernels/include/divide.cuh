@@ -32,10 +32,16 @@ MSA_DEVICE float divide(float x, float divisor, float reciprocal) {
   return __fmaf_rn(-__fmaf_rn(quotient, divisor, -x), reciprocal, quotient);
 }
 
+// 1 / d, correctly rounded for d of moderate size: what __frcp_rn does within its range.
+MSA_DEVICE float rounded_reciprocal(float d) {
+  const float r = reciprocal_approx(d);
+  return __fmaf_rn(r, __fmaf_rn(-d, r, 1.f), r);
+}
+
 // Every channel of a lane over the divisor; `fast` if they are moderate bf16 values. `scratch` is 128 floats of the eight lanes.
 MSA_DEVICE void divide_all(Head& head, bool fast, float divisor, float* scratch, int t) {
   if (fast && divisor >= 0x1p-60f && divisor <= 0x1p60f) {
-    const float reciprocal = __frcp_rn(divisor);
+    const float reciprocal = rounded_reciprocal(divisor);
 #pragma unroll
     for (int i = 0; i < 2 * TILES; i++) head.x[i] = divide(head.x[i], divisor, reciprocal);
     return;
@@ -54,8 +60,7 @@ struct Divisor {
   float high, low;
 };
 MSA_DEVICE Divisor divisor(float d) {
-  float high = reciprocal_approx(d);
-  high = __fmaf_rn(high, __fmaf_rn(-d, high, 1.f), high);
+  float high = rounded_reciprocal(d);
   if (__fmaf_rn(-d, high, 1.f) < 0.f) high = __uint_as_float(__float_as_uint(high) - 1);
   return {high, __fmul_rn(__fmaf_rn(-d, high, 1.f), high)};
 }

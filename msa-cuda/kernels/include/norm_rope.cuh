@@ -48,15 +48,14 @@ MSA_DEVICE float rotated(float a, float b, float c, float s, bool first) {
   return PER_STEP ? round_bf16(r) : r;
 }
 
-// Cosines and sines of one position; `load` fetches those of 64 rotated channels ahead of their use.
+// Cosines and sines of the rotated pairs that a lane has, of 64 rotated channels.
 struct Angles {
-  const float *cosines, *sines;
   float2 c[2], s[2];
-  MSA_DEVICE void load(int t) {
+  MSA_DEVICE void load(const float* cosines, const float* sines) {
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-      c[m] = ((const float2*)cosines)[8 * m + t];
-      s[m] = ((const float2*)sines)[8 * m + t];
+      c[m] = ((const float2*)cosines)[8 * m];
+      s[m] = ((const float2*)sines)[8 * m];
     }
   }
 };
@@ -76,14 +75,14 @@ MSA_DEVICE void rotate_64(Head& head, const Angles& angles) {
 
 // Rotation of any even number of channels; `scratch` is the head's 128 floats of shared memory.
 template <bool PER_STEP>
-MSA_DEVICE void rotate_any(Head& head, const Angles& angles, int half, float* scratch, int t) {
+MSA_DEVICE void rotate_any(Head& head, const float* cosines, const float* sines, int half, float* scratch, int t) {
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 2 * TILES; i++) scratch[16 * (i >> 1) + 2 * t + (i & 1)] = head.x[i];
   __syncwarp();
 #pragma unroll 1
   for (int pair = t; pair < half; pair += LANES_PER_HEAD) {
-    const float low = scratch[pair], high = scratch[pair + half], c = angles.cosines[pair], s = angles.sines[pair];
+    const float low = scratch[pair], high = scratch[pair + half], c = cosines[pair], s = sines[pair];
     scratch[pair] = rotated<PER_STEP>(low, high, c, s, true);
     scratch[pair + half] = rotated<PER_STEP>(high, low, c, s, false);
   }

@@ -34,6 +34,9 @@ MSA_DEVICE uint4 load_shared_128(uint32_t a) {
   return r;
 }
 MSA_DEVICE float load_shared_float(uint32_t a) { return __uint_as_float(load_shared_32(a)); }
+MSA_DEVICE void store_shared_8(uint32_t a, uint32_t v) {
+  asm volatile("st.shared.u8 [%0],%1;" ::"r"(a), "r"(v) : "memory");
+}
 MSA_DEVICE void store_shared_32(uint32_t a, uint32_t v) {
   asm volatile("st.shared.u32 [%0],%1;" ::"r"(a), "r"(v) : "memory");
 }
@@ -45,25 +48,28 @@ MSA_DEVICE void store_shared_128(uint32_t a, uint4 v) {
 }
 MSA_DEVICE void store_shared_float(uint32_t a, float v) { store_shared_32(a, __float_as_uint(v)); }
 
+// ---- global memory ----
+// Brings the line of an address to the L2.
+MSA_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // ---- clusters: shared memory of another block ----
 MSA_DEVICE uint32_t map_shared_rank(uint32_t a, uint32_t rank) {
   uint32_t r;
   asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(rank));
   return r;
 }
-MSA_DEVICE float load_cluster_float(uint32_t a) {
-  float r;
-  asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(r) : "r"(a) : "memory");
-  return r;
+MSA_DEVICE void store_cluster_64(uint32_t a, float x, float y) {
+  asm volatile("st.shared::cluster.v2.f32 [%0],{%1,%2};" ::"r"(a), "f"(x), "f"(y) : "memory");
 }
-MSA_DEVICE float4 load_cluster_float4(uint32_t a) {
-  float4 r;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3},[%4];"
-               : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "r"(a) : "memory");
-  return r;
+MSA_DEVICE void store_cluster_128(uint32_t a, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0],{%1,%2,%3,%4};" ::"r"(a), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
+// That this block has begun: no memory is ordered by it.
+MSA_DEVICE void cluster_arrive_begun() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 MSA_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+MSA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // ---- barriers and bulk copies ----
 MSA_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -84,6 +90,14 @@ MSA_DEVICE void bulk_copy(uint32_t destination, const uint8_t* source, uint32_t 
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
                ::"r"(destination), "l"(source), "r"(bytes), "r"(barrier) : "memory");
 }
+// 16 bytes by this thread; both addresses are multiples of 16.
+MSA_DEVICE void copy_16(uint32_t destination, const uint8_t* source) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16;" ::"r"(destination), "l"(source) : "memory");
+}
+MSA_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most PENDING of this thread's groups are under way.
+template <int PENDING>
+MSA_DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- programmatic dependent launch ----

@@ -16,29 +16,27 @@ MSA_DEVICE uint32_t live_rows(const RowArguments& p) {
   return p.last_offset ? (uint32_t)max(0, min(*p.last_offset, (int)p.rows)) : p.rows;
 }
 
-// True if a later row, before `end`, with a position that fits has the slot. The whole warp looks for its four rows at once.
-MSA_DEVICE bool searched(const RowArguments& p, uint32_t end, uint32_t row, int64_t slot, bool wanted) {
-  constexpr int AHEAD = 4;
+// Rows whose slots a block of threads keeps in shared memory; more have a table. As in stages/append.rs.
+constexpr uint32_t SEARCHED_ROWS = 1024;
+
+// True if a later row, before `end`, with a position that fits has the slot. The whole warp looks for its four rows at once;
+// `slots` are those of all rows.
+MSA_DEVICE bool searched(const RowArguments& p, const int64_t* slots, uint32_t end, uint32_t row, int64_t slot, bool wanted) {
   const int lane = threadIdx.x & 31;
   uint32_t rows[HEADS_PER_WARP], found = 0;
-  int64_t slots[HEADS_PER_WARP];
+  int64_t own[HEADS_PER_WARP];
 #pragma unroll
   for (int g = 0; g < HEADS_PER_WARP; g++) {
     rows[g] = __shfl_sync(FULL_WARP, row, g * LANES_PER_HEAD);
-    slots[g] = __shfl_sync(FULL_WARP, wanted ? slot : -1, g * LANES_PER_HEAD);
+    own[g] = __shfl_sync(FULL_WARP, wanted ? slot : -1, g * LANES_PER_HEAD);
   }
   const uint32_t first = __reduce_min_sync(FULL_WARP, wanted ? row + 1 : end);
-  for (uint32_t base = first + lane; base < end; base += 32 * AHEAD) {
-    int64_t theirs[AHEAD];
+  for (uint32_t other = first + lane; other < end; other += 32) {
+    const int64_t theirs = slots[other];
+    uint32_t same = 0;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) theirs[i] = base + 32 * i < end ? p.slots[base + 32 * i] : -1;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      uint32_t same = 0;
-#pragma unroll
-      for (int g = 0; g < HEADS_PER_WARP; g++) same |= (uint32_t)(theirs[i] == slots[g] && base + 32 * i > rows[g]) << g;
-      if (same && theirs[i] >= 0 && position_fits(p, base + 32 * i)) found |= same;
-    }
+    for (int g = 0; g < HEADS_PER_WARP; g++) same |= (uint32_t)(theirs == own[g] && other > rows[g]) << g;
+    if (same && theirs >= 0 && position_fits(p, other)) found |= same;
   }
   return __reduce_or_sync(FULL_WARP, found) >> (lane / LANES_PER_HEAD) & 1;
 }

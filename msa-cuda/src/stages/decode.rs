@@ -41,7 +41,15 @@ impl DecodeStage {
             return Err(Error::invalid("options.splits", want, splits));
         }
         let image = image(plan);
-        let grid = launch::row_grid(&lengths, groups(op) * splits, 1)?;
+        let items = lengths.requests().len() as u64 * u64::from(lengths.max_query_len() * groups(op));
+        let choice = launch::decode_choice(items, splits, plan.traits.units);
+        let blocks = splits / choice.parts;
+        let cluster = if in_workspace { 1 } else { blocks };
+        let mut function = context.function(&image, choice.symbol)?;
+        if cluster == 1 {
+            function.kernel.shared -= launch::exchange_bytes(choice.parts);
+        }
+        let grid = launch::row_grid(&lengths, groups(op) * blocks, 1)?;
         let combine = if in_workspace {
             let grid = launch::row_grid(&lengths, op.geometry.query_heads, 1)?;
             Some((context.function(&image, "combine_parts")?, Grid { x: grid.x.div_ceil(4), ..grid }))
@@ -49,8 +57,8 @@ impl DecodeStage {
             None
         };
         Ok(Self {
-            function: context.function(&image, "sparse_decode")?,
-            grid: Grid { cluster: if in_workspace { 1 } else { splits }, ..grid },
+            function,
+            grid: Grid { cluster, ..grid },
             combine,
             batch: BatchPlan::new(context, &lengths)?,
             parts: context.table(&bytes)?,
@@ -130,8 +138,15 @@ impl DecodeStage {
     }
 }
 
+/// Most bytes from a token to the next: the kernel counts within a page in 32 bits.
+const MAX_TOKEN_STRIDE: u64 = 1 << 24;
+
 fn check_strides(cache: &KvCache) -> Result<()> {
     let data = [("key", cache.key), ("value", cache.value)];
+    if let Some((name, view)) = data.iter().find(|(_, view)| view.token_stride > MAX_TOKEN_STRIDE) {
+        let field = format!("kv_cache.{name}.token_stride");
+        return Err(Error::invalid(field, format!("at most {MAX_TOKEN_STRIDE} bytes"), view.token_stride));
+    }
     check_token_strides("kv_cache", cache.format, &data, cache.key_scale.as_ref())?;
     check_token_strides("kv_cache", cache.format, &data, cache.value_scale.as_ref())
 }

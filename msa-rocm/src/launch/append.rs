@@ -6,8 +6,8 @@ use msa_core::error::{Error, Result};
 use msa_core::op;
 use msa_core::tensor::{DType, Tensor};
 
-use super::{KernelLaunch, Run, optional_view, refuse_null_page};
-use crate::parameters::{self, PagedView, Parameters};
+use super::{KernelLaunch, Run, optional_view};
+use crate::parameters::{self, Batch, PagedView, Parameters};
 
 /// One tensor that `append` writes.
 struct Written {
@@ -22,6 +22,14 @@ struct Written {
     scale_strides: [u32; 3],
     tensor_scale: u64,
     pages: Option<u64>,
+    null_page: Option<u32>,
+}
+
+/// Pages of a cache.
+struct Pages {
+    format: &'static str,
+    count: u64,
+    null: Option<u32>,
 }
 
 impl Run<'_> {
@@ -29,9 +37,7 @@ impl Run<'_> {
         let (kv, index) = (self.args.kv_cache.as_ref(), self.args.index_cache.as_ref());
         let kv = kv.ok_or(Error::Missing { op: "append", role: "kv_cache" })?;
         let index = index.ok_or(Error::Missing { op: "append", role: "index_cache" })?;
-        refuse_null_page(kv.null_page.or(index.null_page))?;
-        let format = cache_format(op.kv);
-        let cache = |source, norm, data: &View, scales: Option<&View>, scale, pages, linear: bool| {
+        let cache = |source, norm, data: &View, scales: Option<&View>, scale, pages: &Pages, linear: bool| {
             let scales = optional_view(scales);
             let token = scales.token_stride as u32;
             // K and index keys have their scales token by token; V has four tokens together, in one of two orders.
@@ -40,15 +46,18 @@ impl Run<'_> {
                 source,
                 norm,
                 rotates: norm.is_some(),
-                format,
+                format: pages.format,
                 output: data.address,
                 strides: [data.page_stride, data.head_stride, data.token_stride],
                 scales,
                 scale_strides: quad,
                 tensor_scale: self.optional(scale),
-                pages: Some(pages),
+                pages: Some(pages.count),
+                null_page: pages.null,
             }
         };
+        let kv_pages = Pages { format: cache_format(op.kv), count: kv.pages, null: kv.null_page };
+        let index_pages = Pages { format: cache_format(op.index), count: index.pages, null: index.null_page };
         let linear = kv.v_scale_order == VScaleOrder::Linear;
         let mut all = vec![
             cache(
@@ -57,7 +66,7 @@ impl Run<'_> {
                 &kv.key,
                 kv.key_scale.as_ref(),
                 Role::KeyScale,
-                kv.pages,
+                &kv_pages,
                 true,
             ),
             cache(
@@ -66,7 +75,7 @@ impl Run<'_> {
                 &kv.value,
                 kv.value_scale.as_ref(),
                 Role::ValueScale,
-                kv.pages,
+                &kv_pages,
                 linear,
             ),
             cache(
@@ -75,7 +84,7 @@ impl Run<'_> {
                 &index.key,
                 index.key_scale.as_ref(),
                 Role::IndexKeyScale,
-                index.pages,
+                &index_pages,
                 true,
             ),
         ];
@@ -90,10 +99,20 @@ impl Run<'_> {
         all.iter().map(|written| self.append_one(op, written)).collect()
     }
 
+    /// Alone, all rows are appended; in a step, those up to the last one of a request.
+    fn append_batch(&self, rows: u64) -> Result<Batch> {
+        if self.args.tensor(Role::QueryOffsets).is_some() {
+            return self.batch(rows, 0, None);
+        }
+        Ok(Batch { status: self.workspace.address, ..Batch::default() })
+    }
+
     fn append_one(&self, op: &op::Append, written: &Written) -> Result<KernelLaunch> {
         let source = self.tensor(written.source)?;
         let norm = written.norm.filter(|_| op.norm.enabled);
-        let table = self.args.tensor(Role::RopeCos);
+        let table_stride = |role| self.args.tensor(role).map_or(0, |table| table.stride(0) / 4);
+        let tables = [Role::RopeCos, Role::RopeSin].into_iter().filter_map(|role| self.args.tensor(role));
+        let table_rows = tables.map(|table| table.extent(0) as u32).min();
         let [row_stride, head_stride, token_stride] = written.strides;
         let [scale_quad_stride, scale_token_stride, scale_group_stride] = written.scale_strides;
         let parameters = parameters::Append {
@@ -101,15 +120,17 @@ impl Run<'_> {
             norm: norm.map_or(0, |role| self.optional(role)),
             cosines: self.optional(Role::RopeCos),
             sines: self.optional(Role::RopeSin),
-            positions: self.optional(Role::Positions),
+            // Without RoPE positions play no part.
+            positions: if op.rope.rotary_dim > 0 { self.optional(Role::Positions) } else { 0 },
             slots: if written.pages.is_some() { self.tensor(Role::Slots)?.address } else { 0 },
             tensor_scale: written.tensor_scale,
             output: written.output,
             scales: written.scales.base,
-            status: self.workspace.address,
+            batch: self.append_batch(source.extent(0))?,
             source_row_stride: source.stride(0),
             source_head_stride: source.stride(1),
-            table_stride: table.map_or(0, |table| table.stride(0) / 4),
+            cosine_stride: table_stride(Role::RopeCos),
+            sine_stride: table_stride(Role::RopeSin),
             row_stride,
             head_stride,
             token_stride,
@@ -121,9 +142,10 @@ impl Run<'_> {
             rows: source.extent(0) as u32,
             pages: written.pages.unwrap_or(0) as u32,
             half: if written.rotates { op.rope.rotary_dim / 2 } else { 0 },
-            table_rows: table.map_or(u32::MAX, |table| table.extent(0) as u32),
+            table_rows: table_rows.unwrap_or(u32::MAX),
             per_step: op.rounding == op::Rounding::PerStep,
             epsilon: op.norm.epsilon,
+            null_page: written.null_page,
         };
         Ok(KernelLaunch {
             source: "append",
@@ -148,6 +170,7 @@ impl Written {
             scale_strides: [0; 3],
             tensor_scale: 0,
             pages: None,
+            null_page: None,
         }
     }
 }

@@ -7,6 +7,8 @@
 
 #[path = "gfx9/append.rs"]
 mod append;
+#[path = "gfx9/attention.rs"]
+mod attention;
 #[path = "gfx9/cache.rs"]
 mod cache;
 #[path = "gfx9/context_parallel.rs"]
@@ -27,6 +29,8 @@ mod rig;
 mod select;
 #[path = "gfx9/select_merge.rs"]
 mod select_merge;
+#[path = "gfx9/shared_pages.rs"]
+mod shared_pages;
 #[path = "gfx9/sparse_decode.rs"]
 mod sparse_decode;
 #[path = "gfx9/speed.rs"]

@@ -1,22 +1,90 @@
-//! What the library remembers: devices, memory, modules, queued work, captures.
+//! What a runtime remembers: devices, memory, modules, queued work, captures, and what was asked of it.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{c_int, c_void};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{CStr, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use msa_emu::gfx9::code_object::CodeObject;
-use msa_emu::gfx9::{Arguments, Kernel, Launch, Machine, Options};
+use msa_emu::gfx9::{Arguments, BufferId, Kernel, Launch, Machine, Options};
 
-/// `hipError_t`.
-pub(crate) type Code = c_int;
+use crate::Code;
 
-const INVALID_VALUE: Code = 1;
+pub(crate) const INVALID_VALUE: Code = 1;
+const OUT_OF_MEMORY: Code = 2;
+pub(crate) const NO_DEVICE: Code = 100;
 const INVALID_DEVICE: Code = 101;
 const INVALID_IMAGE: Code = 209;
+const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const PEER_ALREADY_ENABLED: Code = 704;
 const LAUNCH_FAILURE: Code = 719;
 const CAPTURING: Code = 900;
+
+/// Larger allocations are zero and mapped as they are touched; smaller ones hold what no kernel may rely on.
+const POISONED: usize = 16 << 20;
+
+/// Most work-items of a launch in one direction: the packet has 32 bits for each.
+const MOST_ITEMS: u64 = u32::MAX as u64;
+
+/// Which devices, and how the interpreter runs.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Architectures, as drivers name them.
+    pub architectures: Vec<String>,
+    /// Every device reaches the memory of every other.
+    pub mapped: bool,
+    /// Compute units that a device claims.
+    pub units: u32,
+    /// Order of waves, and the bound of a run.
+    pub options: Options,
+}
+
+impl Setup {
+    /// Devices that reach each other, each with 4 compute units.
+    pub fn of(architectures: &[&str]) -> Self {
+        Self {
+            architectures: architectures.iter().map(|name| (*name).to_owned()).collect(),
+            mapped: true,
+            units: 4,
+            options: Options::default(),
+        }
+    }
+
+    pub(crate) fn from_environment() -> Self {
+        let list = std::env::var("MSA_FAKE_HIP_DEVICES").unwrap_or_else(|_| "gfx950".to_owned());
+        let names: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+        let mut setup = Self::of(&names);
+        if let Some(name) = std::env::var("HSA_OVERRIDE_GFX_VERSION").ok().as_deref().and_then(overridden) {
+            setup.architectures.iter_mut().for_each(|architecture| architecture.clone_from(&name));
+        }
+        setup
+    }
+}
+
+/// `9.4.2` is `gfx942`: major in decimal, minor and stepping in hexadecimal.
+fn overridden(version: &str) -> Option<String> {
+    let numbers: Vec<u32> = version.split('.').map(|part| part.parse().ok()).collect::<Option<_>>()?;
+    let [major, minor, stepping] = numbers[..] else { return None };
+    Some(format!("gfx{major}{minor:x}{stepping:x}"))
+}
+
+/// A call that touched a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// Function, `hipModuleLaunchKernel`.
+    pub function: &'static str,
+    /// Kernel of a launch, else empty.
+    pub kernel: String,
+    /// Groups of a launch.
+    pub grid: [u32; 3],
+    /// Device.
+    pub device: usize,
+    /// Stream, 0 for the default one.
+    pub stream: usize,
+    /// True if a graph captured it.
+    pub captured: bool,
+}
 
 /// Work of a device.
 #[derive(Clone)]
@@ -25,50 +93,57 @@ enum Task {
     SetWords { address: u64, value: u32, count: usize },
 }
 
-/// The library.
+/// Where a task goes: (device, stream).
+type Place = (usize, usize);
+
+struct Allocation {
+    bytes: usize,
+    buffer: BufferId,
+}
+
+/// The runtime.
 pub(crate) struct State {
     architectures: Vec<String>,
+    pub(crate) mapped: bool,
+    pub(crate) units: u32,
     machine: Machine,
-    current: usize,
-    modules: Vec<CodeObject>,
+    modules: Vec<(CodeObject, u64)>,
     functions: Vec<Kernel>,
-    allocations: BTreeMap<u64, usize>,
-    queues: Vec<Vec<Task>>,
+    allocations: BTreeMap<u64, Allocation>,
+    queues: BTreeMap<Place, Vec<Task>>,
+    /// Device of every stream that was created.
+    streams: BTreeMap<usize, usize>,
     /// Streams that capture, with what they have captured.
     captures: BTreeMap<usize, Vec<(usize, Task)>>,
     graphs: Vec<Vec<(usize, Task)>>,
     peers: BTreeSet<(usize, usize)>,
     next_handle: usize,
-    failed: bool,
-}
-
-/// Calls `work` with the library locked.
-pub(crate) fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
-    static STATE: OnceLock<Mutex<State>> = OnceLock::new();
-    let state = STATE.get_or_init(|| Mutex::new(State::new()));
-    work(&mut state.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fault: Option<String>,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) executed: BTreeMap<String, u64>,
+    pub(crate) failures: BTreeMap<&'static str, Code>,
 }
 
 impl State {
-    fn new() -> Self {
-        let list = std::env::var("MSA_FAKE_HIP_DEVICES").unwrap_or_else(|_| "gfx950".to_owned());
-        let architectures: Vec<String> =
-            list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
-        let machine = Machine::new(architectures.len(), Options::default());
-        let queues = vec![Vec::new(); architectures.len()];
+    pub(crate) fn new(setup: &Setup) -> Self {
         Self {
-            architectures,
-            machine,
-            current: 0,
+            architectures: setup.architectures.clone(),
+            mapped: setup.mapped,
+            units: setup.units,
+            machine: Machine::new(setup.architectures.len(), setup.options),
             modules: Vec::new(),
             functions: Vec::new(),
             allocations: BTreeMap::new(),
-            queues,
+            queues: BTreeMap::new(),
+            streams: BTreeMap::new(),
             captures: BTreeMap::new(),
             graphs: Vec::new(),
             peers: BTreeSet::new(),
             next_handle: 1,
-            failed: false,
+            fault: None,
+            calls: Vec::new(),
+            executed: BTreeMap::new(),
+            failures: BTreeMap::new(),
         }
     }
 
@@ -76,41 +151,49 @@ impl State {
         self.architectures.len()
     }
 
-    pub(crate) fn device(&self) -> usize {
-        self.current
-    }
-
     pub(crate) fn architecture(&self, device: c_int) -> Result<&str, Code> {
         let index = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
         self.architectures.get(index).map(String::as_str).ok_or(INVALID_DEVICE)
     }
 
-    pub(crate) fn set_device(&mut self, device: c_int) -> Result<(), Code> {
-        self.architecture(device)?;
-        self.current = device as usize;
-        Ok(())
+    fn note(&mut self, function: &'static str, kernel: &str, grid: [u32; 3], (device, stream): Place) {
+        let captured = self.captures.contains_key(&stream);
+        self.calls.push(Call { function, kernel: kernel.to_owned(), grid, device, stream, captured });
     }
 
-    pub(crate) fn allocate(&mut self, bytes: usize) -> Result<u64, Code> {
+    pub(crate) fn allocate(&mut self, device: usize, bytes: usize) -> Result<u64, Code> {
+        self.note("hipMalloc", "", [0; 3], (device, 0));
         if !self.captures.is_empty() {
             return Err(CAPTURING);
         }
-        // Whatever a fresh allocation holds, it is not zero.
-        let id = self.machine.buffer(&vec![0xa5; bytes]);
-        let address = self.machine.address(id);
-        self.allocations.insert(address, bytes);
+        if bytes as u64 > 1 << 40 {
+            return Err(OUT_OF_MEMORY);
+        }
+        let buffer = if bytes > POISONED {
+            self.machine.zeroed(bytes)
+        } else {
+            // Whatever a fresh allocation holds, it is not zero.
+            self.machine.buffer(&vec![0xa5; bytes])
+        };
+        let address = self.machine.address(buffer);
+        self.allocations.insert(address, Allocation { bytes, buffer });
         Ok(address)
     }
 
+    /// Frees after all work that may use the memory: as `hipFree`, it waits.
     pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
-        self.run()?;
-        self.allocations.remove(&address).map(|_| ()).ok_or(INVALID_VALUE)
+        if self.captures.is_empty() && self.fault.is_none() {
+            self.run()?;
+        }
+        let allocation = self.allocations.remove(&address).ok_or(INVALID_VALUE)?;
+        self.machine.remove(allocation.buffer);
+        Ok(())
     }
 
     /// True if the address is in an allocation.
     pub(crate) fn owns(&self, address: u64) -> bool {
         let found = self.allocations.range(..=address).next_back();
-        found.is_some_and(|(start, bytes)| address - start < *bytes as u64)
+        found.is_some_and(|(start, allocation)| address - start < allocation.bytes as u64)
     }
 
     pub(crate) fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Code> {
@@ -121,18 +204,25 @@ impl State {
         self.machine.write(address, bytes).map_err(|_| INVALID_VALUE)
     }
 
-    pub(crate) fn load_module(&mut self, image: &[u8]) -> Result<usize, Code> {
+    pub(crate) fn load_module(&mut self, device: usize, image: &[u8]) -> Result<usize, Code> {
+        self.note("hipModuleLoadData", "", [0; 3], (device, 0));
+        if !self.captures.is_empty() {
+            return Err(CAPTURING);
+        }
         let object = CodeObject::parse(image).map_err(|_| INVALID_IMAGE)?;
-        if object.architecture() != self.architectures.get(self.current).map_or("", String::as_str) {
+        if object.architecture() != self.architectures.get(device).map_or("", String::as_str) {
             return Err(INVALID_IMAGE);
         }
-        self.modules.push(object);
+        let mut hasher = DefaultHasher::new();
+        image.hash(&mut hasher);
+        self.modules.push((object, hasher.finish()));
         Ok(self.modules.len())
     }
 
     pub(crate) fn function(&mut self, module: usize, name: &str) -> Result<usize, Code> {
-        let object = module.checked_sub(1).and_then(|index| self.modules.get(index)).ok_or(INVALID_VALUE)?;
-        let kernel = Kernel::load(object, name).map_err(|error| {
+        let module = module.checked_sub(1).and_then(|index| self.modules.get(index));
+        let (object, hash) = module.ok_or(INVALID_VALUE)?;
+        let kernel = decoded(object, *hash, name).map_err(|error| {
             eprintln!("fake HIP: {error}");
             NOT_FOUND
         })?;
@@ -142,57 +232,78 @@ impl State {
 
     pub(crate) fn launch(
         &mut self,
+        device: usize,
         function: usize,
         grid: [u32; 3],
         threads: u32,
         stream: usize,
         arguments: Vec<u8>,
     ) -> Result<(), Code> {
-        let kernel =
-            function.checked_sub(1).and_then(|index| self.functions.get(index)).ok_or(INVALID_VALUE)?;
-        if grid.contains(&0) || threads == 0 || threads > 1024 {
+        let found = function.checked_sub(1).and_then(|index| self.functions.get(index));
+        let kernel = found.ok_or(INVALID_VALUE)?.clone();
+        self.check_stream(device, stream)?;
+        self.note("hipModuleLaunchKernel", &kernel.code().name, grid, (device, stream));
+        let items = u64::from(threads) * u64::from(grid[0]);
+        if grid.contains(&0) || threads == 0 || threads > 1024 || items > MOST_ITEMS {
             return Err(INVALID_VALUE);
         }
         let arguments = Arguments::new().bytes(&arguments);
-        let launch = Launch { kernel: kernel.clone(), grid, threads, arguments };
-        self.enqueue(stream, Task::Launch(launch))
+        self.enqueue(device, stream, Task::Launch(Launch { kernel, grid, threads, arguments }))
     }
 
     pub(crate) fn set_words(
         &mut self,
+        device: usize,
         address: u64,
         value: u32,
         count: usize,
         stream: usize,
     ) -> Result<(), Code> {
+        self.check_stream(device, stream)?;
+        self.note("hipMemsetD32Async", "", [0; 3], (device, stream));
         if !self.owns(address) {
             return Err(INVALID_VALUE);
         }
-        self.enqueue(stream, Task::SetWords { address, value, count })
+        self.enqueue(device, stream, Task::SetWords { address, value, count })
     }
 
-    fn enqueue(&mut self, stream: usize, task: Task) -> Result<(), Code> {
-        if self.failed {
+    /// The default stream is every device's; one that was created belongs to the device that was current.
+    pub(crate) fn check_stream(&self, device: usize, stream: usize) -> Result<(), Code> {
+        let fits = stream == 0 || self.streams.get(&stream).is_none_or(|own| *own == device);
+        if fits { Ok(()) } else { Err(INVALID_HANDLE) }
+    }
+
+    fn enqueue(&mut self, device: usize, stream: usize, task: Task) -> Result<(), Code> {
+        if self.fault.is_some() {
             return Err(LAUNCH_FAILURE);
         }
         match self.captures.get_mut(&stream) {
-            Some(captured) => captured.push((self.current, task)),
-            None => self.queues.get_mut(self.current).ok_or(INVALID_DEVICE)?.push(task),
+            Some(captured) => captured.push((device, task)),
+            None => self.queues.entry((device, stream)).or_default().push(task),
         }
         Ok(())
     }
 
+    /// Runs everything that is queued because somebody waits.
+    pub(crate) fn wait(&mut self, device: usize, function: &'static str) -> Result<(), Code> {
+        self.note(function, "", [0; 3], (device, 0));
+        self.run()
+    }
+
     /// Runs everything that is queued, devices interleaved. Words are set when the queue of their device comes to them,
     /// which is a point where all devices wait.
-    pub(crate) fn run(&mut self) -> Result<(), Code> {
-        if self.failed {
+    fn run(&mut self) -> Result<(), Code> {
+        if self.fault.is_some() {
             return Err(LAUNCH_FAILURE);
         }
         if !self.captures.is_empty() {
             return Err(CAPTURING);
         }
-        let mut queues: Vec<_> = self.queues.iter_mut().map(std::mem::take).map(Vec::into_iter).collect();
-        let mut queues: Vec<_> = queues.iter_mut().map(Iterator::peekable).collect();
+        let mut of_device = vec![Vec::new(); self.architectures.len()];
+        for ((device, _), tasks) in std::mem::take(&mut self.queues) {
+            of_device.get_mut(device).ok_or(INVALID_DEVICE)?.extend(tasks);
+        }
+        let mut queues: Vec<_> = of_device.into_iter().map(|tasks| tasks.into_iter().peekable()).collect();
         loop {
             let mut streams = vec![Vec::new(); queues.len()];
             let mut idle = true;
@@ -205,6 +316,7 @@ impl State {
                     idle = false;
                 }
                 while let Some(Task::Launch(launch)) = queue.next_if(|task| matches!(task, Task::Launch(_))) {
+                    *self.executed.entry(launch.kernel.code().name.clone()).or_default() += 1;
                     stream.push(launch);
                     idle = false;
                 }
@@ -214,14 +326,15 @@ impl State {
             }
             if let Err(error) = self.machine.run_streams(&streams) {
                 eprintln!("fake HIP: {error}");
-                self.failed = true;
+                self.fault = Some(error.to_string());
                 return Err(LAUNCH_FAILURE);
             }
         }
     }
 
-    pub(crate) fn create_stream(&mut self) -> usize {
+    pub(crate) fn create_stream(&mut self, device: usize) -> usize {
         self.next_handle += 1;
+        self.streams.insert(self.next_handle, device);
         self.next_handle
     }
 
@@ -239,18 +352,51 @@ impl State {
         Ok(self.graphs.len())
     }
 
-    pub(crate) fn launch_graph(&mut self, graph: usize) -> Result<(), Code> {
+    pub(crate) fn launch_graph(&mut self, graph: usize, stream: usize) -> Result<(), Code> {
         let tasks = graph.checked_sub(1).and_then(|index| self.graphs.get(index)).ok_or(INVALID_VALUE)?;
         for (device, task) in tasks.clone() {
-            self.queues.get_mut(device).ok_or(INVALID_DEVICE)?.push(task);
+            self.enqueue(device, stream, task)?;
         }
         Ok(())
     }
 
-    pub(crate) fn enable_peer(&mut self, peer: c_int) -> Result<(), Code> {
+    pub(crate) fn enable_peer(&mut self, device: usize, peer: c_int) -> Result<(), Code> {
         self.architecture(peer)?;
-        let fresh = self.peers.insert((self.current, peer as usize));
+        if !self.mapped {
+            return Err(INVALID_DEVICE);
+        }
+        let fresh = self.peers.insert((device, peer as usize));
         if fresh { Ok(()) } else { Err(PEER_ALREADY_ENABLED) }
+    }
+}
+
+/// A kernel, decoded once in a process.
+fn decoded(object: &CodeObject, hash: u64, name: &str) -> Result<Kernel, msa_emu::gfx9::EmuError> {
+    static DECODED: OnceLock<Mutex<HashMap<(u64, String), Kernel>>> = OnceLock::new();
+    let mut decoded = DECODED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kernel) = decoded.get(&(hash, name.to_owned())) {
+        return Ok(kernel.clone());
+    }
+    let kernel = Kernel::load(object, name)?;
+    decoded.insert((hash, name.to_owned()), kernel.clone());
+    Ok(kernel)
+}
+
+/// The runtime's text of an error.
+pub(crate) fn text_of(error: Code) -> &'static CStr {
+    match error {
+        0 => c"no error",
+        INVALID_VALUE => c"invalid argument",
+        OUT_OF_MEMORY => c"out of memory",
+        NO_DEVICE => c"no ROCm-capable device is detected",
+        INVALID_DEVICE => c"invalid device ordinal",
+        INVALID_IMAGE => c"device kernel image is invalid",
+        INVALID_HANDLE => c"invalid resource handle",
+        NOT_FOUND => c"named symbol not found",
+        PEER_ALREADY_ENABLED => c"peer access is already enabled",
+        LAUNCH_FAILURE => c"unspecified launch failure",
+        CAPTURING => c"operation not permitted when stream is capturing",
+        _ => c"unknown error",
     }
 }
 

@@ -15,6 +15,7 @@ use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Prepared, Span, Status, Stream};
 use msa_core::cache::{CacheFormat, IndexCache, KvCache, planar};
 use msa_core::error::Error;
+use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
 use msa_core::op::{Append, Attention, AttentionOutput, Merge, Op, Select};
 use msa_core::plan::PlanOptions;
@@ -373,8 +374,9 @@ fn wrong_things_are_errors(device: &Arc<dyn Device>) {
     // SAFETY: the call is refused before anything is read.
     let missing = unsafe { prepared.enqueue(Stream(0), &Args::new(), workspace) }.unwrap_err();
     assert!(matches!(missing, Error::Missing { .. }), "{missing}");
-    let bf16 = Op::SparseDecode(Attention::default());
-    assert!(!device.support(&bf16).is_yes());
+    let geometry = Geometry { page: 256, ..Geometry::M3 };
+    let pages_of_two_blocks = Op::SparseDecode(Attention { geometry, ..Attention::default() });
+    assert!(!device.support(&pages_of_two_blocks).is_yes());
     let mut other = plan.clone();
     other.traits.arch = msa_core::device::Arch::Gfx942;
     other.hash = other.computed_hash();

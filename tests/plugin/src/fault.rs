@@ -26,6 +26,10 @@ pub enum Fault {
     NibbleSwap,
     /// Scales of V are read in the other order.
     ValueScaleOrder,
+    /// Every group of a key takes the block scale of the next.
+    ScaleShift,
+    /// The scales of the key and value tensors count as 1.
+    DroppedScale,
     /// The causal mask is missing in a row's own block.
     LocalBlockUnmasked,
     /// The LSE is in base 2 where natural is asked for.
@@ -54,10 +58,12 @@ pub enum Fault {
 
 impl Fault {
     /// Every fault that leaves results behind.
-    pub const WRONG: [Self; 13] = [
+    pub const WRONG: [Self; 15] = [
         Self::TieOrder,
         Self::NibbleSwap,
         Self::ValueScaleOrder,
+        Self::ScaleShift,
+        Self::DroppedScale,
         Self::LocalBlockUnmasked,
         Self::LseBaseTwo,
         Self::DroppedLastSplit,
@@ -76,6 +82,8 @@ impl Fault {
             Self::TieOrder => "tie_order",
             Self::NibbleSwap => "nibble_swap",
             Self::ValueScaleOrder => "v_scale_order",
+            Self::ScaleShift => "scale_shift",
+            Self::DroppedScale => "dropped_scale",
             Self::LocalBlockUnmasked => "local_block_unmasked",
             Self::LseBaseTwo => "lse_base_two",
             Self::DroppedLastSplit => "dropped_last_split",

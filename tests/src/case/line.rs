@@ -3,12 +3,43 @@
 use msa_core::error::{Error, Result};
 use msa_core::text::{Leaf, Node, Visitor};
 
+use super::Case;
+
+impl Case {
+    /// Names of the fields that differ from the defaults, lengths, heads, dims, sizes and seed apart.
+    pub fn choices_made(&self) -> Vec<String> {
+        const SIZES: [&str; 10] = ["hq", "hkv", "hi", "d", "di", "block", "page", "k", "len", "seed"];
+        let names = different(&mut self.clone(), &mut Self::new(self.op)).map(|(name, _)| name);
+        names.filter(|name| !SIZES.contains(&name.as_str())).collect()
+    }
+
+    /// The case with the field `name` as it is by default.
+    pub fn with_default(&self, name: &str) -> Self {
+        let mut case = self.clone();
+        reset(name, &mut case, &mut Self::new(self.op));
+        case
+    }
+}
+
 /// `head(name=value,...)` of every leaf of `node` that differs from `default`.
 pub(super) fn print(head: &str, node: &mut dyn Node, default: &mut dyn Node) -> String {
-    let defaults = leaves(default);
-    let fields = leaves(node).into_iter().zip(defaults).filter(|(own, default)| own != default);
-    let words: Vec<String> = fields.map(|((name, value), _)| format!("{name}={value}")).collect();
+    let fields = different(node, default);
+    let words: Vec<String> = fields.map(|(name, value)| format!("{name}={value}")).collect();
     format!("{head}({})", words.join(","))
+}
+
+/// Names and values of the leaves of `node` that differ from `default`.
+fn different(node: &mut dyn Node, default: &mut dyn Node) -> impl Iterator<Item = (String, String)> + use<> {
+    let fields = leaves(node).into_iter().zip(leaves(default));
+    fields.filter(|(own, default)| own != default).map(|(own, _)| own)
+}
+
+/// Sets the leaf `name` of `node` to that of `default`.
+fn reset(name: &str, node: &mut dyn Node, default: &mut dyn Node) {
+    let mut fields = leaves(default);
+    fields.retain(|(other, _)| other == name);
+    // What a default prints parses.
+    let _ = node.visit("", &mut Set { fields, known: Vec::new() });
 }
 
 fn leaves(node: &mut dyn Node) -> Vec<(String, String)> {

@@ -108,16 +108,13 @@ fn poke_nan(random: &mut Random, part: Part, row: &mut [f32]) {
 
 /// `values` as elements of `dtype`, little-endian.
 pub fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
-    let bytes = |v: &f32| -> Vec<u8> {
-        match dtype {
-            DType::Bf16 => bf16::from_f32(*v).to_le_bytes().to_vec(),
-            DType::F16 => f16::from_f32(*v).to_le_bytes().to_vec(),
-            DType::E4m3 => vec![E4m3::from_f32_rne_satfinite(*v).to_bits()],
-            DType::E4m3Fnuz => vec![E4m3Fnuz::from_f32_rne_satfinite(*v).to_bits()],
-            _ => v.to_le_bytes().to_vec(),
-        }
-    };
-    values.iter().flat_map(bytes).collect()
+    match dtype {
+        DType::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        DType::E4m3 => values.iter().map(|v| E4m3::from_f32_rne_satfinite(*v).to_bits()).collect(),
+        DType::E4m3Fnuz => values.iter().map(|v| E4m3Fnuz::from_f32_rne_satfinite(*v).to_bits()).collect(),
+        _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    }
 }
 
 /// A row as a cache holds it: data bytes and, for NVFP4, scale bytes.

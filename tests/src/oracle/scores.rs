@@ -60,7 +60,7 @@ pub(super) fn bounded_scores(oracle: &Oracle<'_>, rows: &[usize]) -> Result<Vec<
     let factor = f64::from(scale_of(case, Role::IndexQueryScale) * reading.factor);
     let score_row = |row: &usize| -> Result<Vec<Bounded>> {
         let request = oracle.batch.request_of[*row];
-        let Ok(position) = u64::try_from(oracle.batch.position(*row)) else {
+        let Ok(position) = u64::try_from(oracle.position(*row)) else {
             return Ok(vec![Vec::new(); case.geometry.index_heads as usize]);
         };
         let queries: Vec<Vec<f64>> = (0..u64::from(case.geometry.index_heads))

@@ -85,6 +85,8 @@ fn open(table: &MsaPluginApi) -> *mut MsaDevice {
 fn abi_02_the_plugin_refuses_another_major_version_itself() {
     let other = MsaHostInfo { abi_major: 2, abi_minor: 5, ..host() };
     assert_eq!(enter(&other).unwrap_err(), (4, "the host speaks 2.5, the plugin 1.0".to_owned()));
+    let older = MsaHostInfo { abi_major: 0, abi_minor: 9, ..host() };
+    assert_eq!(enter(&older).unwrap_err(), (4, "the host speaks 0.9, the plugin 1.0".to_owned()));
     let newer = MsaHostInfo { abi_minor: 9, ..host() };
     assert!(enter(&newer).is_ok());
 }

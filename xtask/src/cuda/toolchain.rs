@@ -110,7 +110,7 @@ fn candidates(root: &Path) -> Vec<PathBuf> {
 }
 
 fn environment(root: &Path) -> PathBuf {
-    super::target_folder(root).join("cuda-toolchain").join("venv")
+    crate::target_folder(root).join("cuda-toolchain").join("venv")
 }
 
 /// `venv/lib/python3.N/site-packages/nvidia/cu13/bin`.

@@ -37,3 +37,40 @@ pub(super) const CDNA4: AttentionArithmetic = AttentionArithmetic {
     probability: Probability { scale_log2: 8, ..CDNA3.probability },
     ..CDNA3
 };
+
+/// bf16 queries: keys widen to bf16, lane group g owns channels 32g..32g+31 and a k16 step takes four of each.
+pub(super) const CDNA3_SCORES_BF16: Product = Product {
+    dot: Dot::MfmaCdna3Bf16K16,
+    operand: Operand::Bf16,
+    steps: Steps { runs: 4, run: 4, run_stride: 32, step_stride: 4, interleave: 1 },
+    shift: 0,
+};
+
+/// The same with k32 steps, which take eight.
+pub(super) const CDNA4_SCORES_BF16: Product =
+    Product { dot: Dot::MfmaCdna4Bf16K32, operand: Operand::Bf16, steps: QUAD_K32, shift: 0 };
+
+/// bf16 queries over FP8 and NVFP4 caches: P and V stay in FP8.
+pub(super) const CDNA3_MIXED: AttentionArithmetic =
+    AttentionArithmetic { scores: CDNA3_SCORES_BF16, ..CDNA3 };
+
+/// The same on CDNA4.
+pub(super) const CDNA4_MIXED: AttentionArithmetic =
+    AttentionArithmetic { scores: CDNA4_SCORES_BF16, ..CDNA4 };
+
+/// bf16 caches: P in bf16 as it comes. A lane's eight tokens enter as two steps of four.
+pub(super) const CDNA3_BF16: AttentionArithmetic = AttentionArithmetic {
+    values: Product {
+        steps: Steps { runs: 4, run: 4, run_stride: 8, step_stride: 4, interleave: 1 },
+        ..CDNA3_SCORES_BF16
+    },
+    probability: Probability { operand: Operand::Bf16, scale_log2: 0, ..CDNA3.probability },
+    ..CDNA3_MIXED
+};
+
+/// The same on CDNA4, in one step.
+pub(super) const CDNA4_BF16: AttentionArithmetic = AttentionArithmetic {
+    values: Product { steps: Steps::contiguous(32), ..CDNA4_SCORES_BF16 },
+    probability: CDNA3_BF16.probability,
+    ..CDNA4_MIXED
+};

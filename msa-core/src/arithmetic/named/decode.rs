@@ -41,8 +41,8 @@ pub(super) const TCGEN05_F16: Product = Product { dot: Dot::Tcgen05F16K16, ..F16
 
 pub(super) const TCGEN05_E4M3: Product = Product { dot: Dot::Tcgen05E4m3K32, ..E4M3 };
 
-/// Four warps of 32 tokens a block, f16 `mma.sync` for both products, MUFU exponentials.
-pub(super) const ATTENTION: AttentionArithmetic = AttentionArithmetic {
+/// Four warps of 32 tokens a block, f16 `mma.sync` for both products, MUFU exponentials: the prototype.
+pub(super) const RUNNING: AttentionArithmetic = AttentionArithmetic {
     scores: F16,
     values: Product { steps: Steps::contiguous(16), ..F16 },
     parts: 4,
@@ -61,31 +61,48 @@ pub(super) const ATTENTION: AttentionArithmetic = AttentionArithmetic {
     partial: Operand::F32,
 };
 
+/// The same with references that lag: the sum of a quad is eight weights, so that every P stays below the largest f16, and
+/// most updates need no maximum.
+const fn lagging(running: AttentionArithmetic) -> AttentionArithmetic {
+    AttentionArithmetic {
+        exponent: Exponent::Scaled,
+        reference: Reference::Lagging,
+        lag_limit: 1 << 15,
+        ..running
+    }
+}
+
+/// What the kernels execute for E4M3 queries.
+pub(super) const ATTENTION: AttentionArithmetic = lagging(RUNNING);
+
 /// bf16 queries do not fit f16, so the first product takes bf16; FP8 and NVFP4 values are exact in f16, where P keeps three
 /// more bits.
 pub(super) const MIXED: AttentionArithmetic = AttentionArithmetic { scores: BF16, ..ATTENTION };
 
-pub(super) const ATTENTION_BF16: AttentionArithmetic = AttentionArithmetic {
+/// [`RUNNING`] with both products in bf16.
+pub(super) const RUNNING_BF16: AttentionArithmetic = AttentionArithmetic {
     scores: BF16,
     values: Product { steps: Steps::contiguous(16), ..BF16 },
-    probability: Probability { operand: Operand::Bf16, ..ATTENTION.probability },
-    ..ATTENTION
+    probability: Probability { operand: Operand::Bf16, ..RUNNING.probability },
+    ..RUNNING
 };
+
+pub(super) const ATTENTION_BF16: AttentionArithmetic = lagging(RUNNING_BF16);
 
 /// The same kernel over tensor memory.
 pub(super) const TCGEN05: AttentionArithmetic = AttentionArithmetic {
     scores: TCGEN05_F16,
     values: Product { steps: Steps::contiguous(16), ..TCGEN05_F16 },
-    ..ATTENTION
+    ..RUNNING
 };
 
-/// [`ATTENTION`] with a software exponential.
+/// [`RUNNING`] with a software exponential.
 pub(super) const fn polynomial(exp2: Exp2) -> AttentionArithmetic {
-    AttentionArithmetic { exp2, ..ATTENTION }
+    AttentionArithmetic { exp2, ..RUNNING }
 }
 
 /// Scores through `wgmma`, values as before.
-pub(super) const WGMMA: AttentionArithmetic = AttentionArithmetic { scores: WGMMA_F16, ..ATTENTION };
+pub(super) const WGMMA: AttentionArithmetic = AttentionArithmetic { scores: WGMMA_F16, ..RUNNING };
 
 /// Both products through a k8 form.
 pub(super) const fn k8(attention: AttentionArithmetic, product: Product) -> AttentionArithmetic {

@@ -41,8 +41,39 @@ fn decode_fills_the_machine_as_measured() {
         widths(&plan, 0).len()
     };
     let batches = [1, 8, 32, 128];
-    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::E4m3, b)), [16, 4, 1, 1]);
-    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Nvfp4, b)), [16, 8, 2, 1]);
+    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::E4m3, b)), [16, 4, 2, 1]);
+    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Nvfp4, b)), [16, 4, 2, 1]);
+    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Bf16, b)), [16, 2, 2, 1]);
+}
+
+#[test]
+fn a_variant_that_shares_pages_makes_a_part_of_every_slot() {
+    let shared = Variant { name: "sparse_decode.any.gfx950.shared", ..VARIANTS[3] };
+    let op = Op::SparseDecode(Attention::default());
+    let all = lengths(&[2, 130], &[300, 5000]);
+    let plan_with = |options: &PlanOptions| {
+        crate::plan::plan(&op, &all, &DeviceTraits::h200(), &[shared], options, "rocm:0")
+    };
+    let plan = plan_with(&PlanOptions::default()).unwrap();
+    plan.verify().unwrap();
+    assert_eq!((widths(&plan, 0), widths(&plan, 1)), (vec![1; 16], vec![1; 16]));
+    assert!(plan.batch_invariant);
+    // 132 rows are three tiles, of four lists each.
+    let record = plan.region("shared_pages").unwrap().bytes;
+    assert!(record >= 3 * 4 * 4 * crate::plan::shared::tile_words(16), "{record}");
+    assert_eq!(
+        plan_with(&PlanOptions { splits: Some(16), ..PlanOptions::default() }).unwrap().slot_parts,
+        plan.slot_parts
+    );
+    let error = plan_with(&PlanOptions { splits: Some(4), ..PlanOptions::default() }).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "options.splits: want none, or top_k = 16: sparse_decode.any.gfx950.shared makes a part of every slot, got 4"
+    );
+    let mut less = plan;
+    less.workspace.retain(|region| region.name != "shared_pages");
+    less.hash = less.computed_hash();
+    assert!(less.verify_coverage().unwrap_err().to_string().contains("shared_pages"));
 }
 
 #[test]

@@ -6,7 +6,8 @@ use crate::error::Result;
 use crate::geometry::Grouping;
 use crate::op::{Attention, Op, Select, Step};
 use crate::plan::record::RecordLayout;
-use crate::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT};
+use crate::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT, shared};
+use crate::variant::Variant;
 
 pub(super) fn check(plan: &Plan) -> Result<()> {
     let mut at = 0;
@@ -99,6 +100,13 @@ fn partials(op: &Attention, states: u128) -> Required {
 }
 
 fn decode_partials(plan: &Plan, op: &Attention, rows: u128) -> Required {
+    if Variant::shares_pages(&plan.variant) {
+        let k = op.geometry.top_k;
+        let tiles = rows.div_ceil(shared::TILE_ROWS.into()) * lists(op.grouping, op.geometry.index_heads);
+        let mut all = partials(op, rows * u128::from(k));
+        all.push(("shared_pages", tiles * u128::from(shared::tile_words(k)) * 4));
+        return all;
+    }
     let most = plan.slot_parts.iter().map(|p| u128::from(p.part) + 1).max().unwrap_or(0);
     if most > 1 { partials(op, rows * most) } else { Vec::new() }
 }

@@ -1,5 +1,6 @@
 //! `msa`: run, plan and inspect MiniMax Sparse Attention from the command line.
 
+mod devices;
 mod env;
 mod plan;
 mod progress;

@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use msa_core::backend::Device;
 use msa_core::cache::CacheFormat;
-use msa_core::registry::Registry;
 use msa_ref::input::{self, InputFile};
 use msa_ref::output::{OutputShape, StepOutput, write_output};
 use msa_ref::plot::{self, SelectionMap};
 
+use crate::devices;
 use crate::progress::Progress;
 use crate::table::Report;
 use stages::StepResult;
@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// Format of the KV and index caches: bf16, fp8 or nvfp4 [default: bf16 for a file, nvfp4 for the demonstration].
     #[arg(long, value_parser = parse_cache)]
     cache: Option<CacheFormat>,
-    /// Device, `ref` or `backend:number`.
+    /// Device: `ref`, or `cuda:0` and the like from a plugin; `msa env` lists them.
     #[arg(long, default_value = "ref")]
     backend: String,
     /// Named arithmetic that the reference executes instead of its own.
@@ -57,7 +57,7 @@ fn parse_cache(name: &str) -> Result<CacheFormat, String> {
 
 /// Runs and prints; `Ok(false)` if a result differs from what it should be.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
-    let device = Registry::with_reference(msa_ref::backend()).open(&options.backend)?;
+    let device = devices::open(&options.backend)?;
     let report = match &options.file {
         Some(path) => run_file(options, &device, &input::read_input(path)?)?,
         None => demo::run(options, &device)?,

@@ -335,7 +335,8 @@ fn check(a: &AttentionArithmetic, shape: &Shape) -> Result<()> {
         format!("{step} with row sums of {granularity}")
     })?;
     let lags = a.reference == Reference::Lagging;
-    require(!lags || matches!(a.row_sum, RowSum::QuadTiles | RowSum::QuadColumns), "reference", || {
+    let quads = matches!(a.row_sum, RowSum::QuadPairs | RowSum::QuadTiles | RowSum::QuadColumns);
+    require(!lags || quads, "reference", || {
         format!("lagging with row sums that have no sum of a step ({})", a.row_sum.name())
     })?;
     require(!lags || a.sum_update == SumUpdate::Partial, "sum_update", || {

@@ -22,14 +22,22 @@ pub fn check(name: &str, census: &Census, listing: &[Line]) -> Result<(), String
 
 fn required(name: &str) -> Vec<&'static str> {
     let mut wanted = Vec::new();
-    if name.contains(".lut") {
+    let nvfp4 = name.contains(".lut") || name.contains("kv4.");
+    if nvfp4 {
         wanted.extend(["v_perm_b32", "ds_read_b64"]);
     }
+    let (new, wide) = (name.contains(".gfx950."), name.contains(".q16"));
     if name.starts_with("index_score.") || name.starts_with("sparse_decode.") {
-        wanted.push(match name.contains(".gfx950.") {
-            true => "v_mfma_f32_16x16x128_f8f6f4",
-            false => "v_mfma_f32_16x16x32_fp8_fp8",
+        wanted.push(match (new, wide) {
+            (true, false) => "v_mfma_f32_16x16x128_f8f6f4",
+            (false, false) => "v_mfma_f32_16x16x32_fp8_fp8",
+            (true, true) => "v_mfma_f32_16x16x32_bf16",
+            (false, true) => "v_mfma_f32_16x16x16_bf16",
         });
+    }
+    // P times V is a product of FP8 but for bf16 caches.
+    if name.starts_with("sparse_decode.") && !name.contains("kv16.") {
+        wanted.push("v_mfma_f32_16x16x32_fp8_fp8");
     }
     wanted
 }

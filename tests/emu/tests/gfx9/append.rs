@@ -8,7 +8,7 @@ use msa_core::format::{E4m3, E4m3Fnuz};
 use msa_emu::gfx9::Machine;
 use msa_ref::sim::append::{HeadNorm, HeadTransform, norm_rope_f32, norm_rope_per_step};
 use msa_ref::sim::cdna::{CHANNELS, Generation};
-use msa_rocm::parameters::Append;
+use msa_rocm::parameters::{Append, Batch};
 
 use crate::requests::BLOCK;
 use crate::rig::{ARCHITECTURES, Random, bytes_of, integers, kernel, options, run};
@@ -30,6 +30,8 @@ struct Case {
     per_step: bool,
     scaled: bool,
     order: VScaleOrder,
+    /// A page stands for none: its tokens are dropped.
+    null: bool,
     seed: u64,
 }
 
@@ -41,6 +43,7 @@ const CASE: Case = Case {
     per_step: false,
     scaled: false,
     order: VScaleOrder::TokenQuad,
+    null: false,
     seed: 1,
 };
 
@@ -50,6 +53,8 @@ const PAGES: usize = 3;
 const POSITIONS: usize = 20;
 const EPSILON: f32 = 1e-6;
 const SCALE: f32 = 0.37;
+/// The page of the slots from 256 on.
+const NULL_PAGE: u32 = 2;
 const GROUPS: usize = CHANNELS / 16;
 /// Stored bytes that nothing has touched.
 const UNTOUCHED: u8 = 0xcd;
@@ -145,7 +150,7 @@ fn check(case: &Case) {
             source: constant(&bits(&inputs.source)),
             norm: if case.norm { constant(&bits(&inputs.norm)) } else { 0 },
             cosines: constant(&bytes_of(&inputs.cosines, f32::to_le_bytes)),
-            sines: constant(&bytes_of(&inputs.sines, f32::to_le_bytes)),
+            sines: constant(&bytes_of(&with_gaps(&inputs.sines, case.half), f32::to_le_bytes)),
             positions: if case.half > 0 {
                 constant(&bytes_of(&inputs.positions, i32::to_le_bytes))
             } else {
@@ -155,10 +160,11 @@ fn check(case: &Case) {
             tensor_scale: if case.scaled { constant(&SCALE.to_le_bytes()) } else { 0 },
             output: output_at,
             scales: scales_at,
-            status: status_at,
+            batch: Batch { status: status_at, ..Batch::default() },
             source_row_stride: (HEADS * CHANNELS * 2) as u64,
             source_head_stride: (CHANNELS * 2) as u64,
-            table_stride: case.half as u64,
+            cosine_stride: case.half as u64,
+            sine_stride: case.half as u64 + 3,
             row_stride: layout.page as u64,
             head_stride: layout.head as u64,
             token_stride: layout.token as u64,
@@ -173,6 +179,7 @@ fn check(case: &Case) {
             table_rows: POSITIONS as u32,
             per_step: case.per_step,
             epsilon: EPSILON,
+            null_page: case.null.then_some(NULL_PAGE),
         };
         run(&mut machine, &kernel, [ROWS as u32, HEADS as u32, 1], 64, &parameters);
         let want = Written::of(case, generation, &inputs, &layout, places);
@@ -181,6 +188,11 @@ fn check(case: &Case) {
         let difference = machine.bytes(output).iter().zip(&want.output).position(|(got, want)| got != want);
         assert_eq!(difference, None, "{architecture} {case:?}");
     }
+}
+
+/// Rows of `width` numbers with three NaN after each.
+fn with_gaps(rows: &[f32], width: usize) -> Vec<f32> {
+    rows.chunks(width.max(1)).flat_map(|row| row.iter().copied().chain([f32::NAN; 3])).collect()
 }
 
 struct Written {
@@ -211,19 +223,17 @@ impl Written {
     /// Page and token of a row, or its own place; `None` if it is not stored.
     fn place(&mut self, case: &Case, inputs: &Inputs, row: usize) -> Option<(usize, usize)> {
         let fits = |row: usize| case.half == 0 || inputs.positions[row] < POSITIONS as i32;
+        let slot = inputs.slots[row];
+        let outside = !case.query && (slot < -1 || slot >= (PAGES * BLOCK) as i64);
+        self.status |= u32::from(outside) << 1 | u32::from(!fits(row)) << 6;
         if !fits(row) {
-            self.status |= 1 << 6;
             return None;
         }
         if case.query {
             return Some((row, 0));
         }
-        let slot = inputs.slots[row];
-        if slot == -1 {
-            return None;
-        }
-        if slot < 0 || slot >= (PAGES * BLOCK) as i64 {
-            self.status |= 1 << 1;
+        let null = case.null && slot / BLOCK as i64 == i64::from(NULL_PAGE);
+        if slot < 0 || outside || null {
             return None;
         }
         let replaced = (row + 1..ROWS).any(|later| inputs.slots[later] == slot && fits(later));
@@ -287,6 +297,7 @@ fn queries_and_caches_in_every_format() {
         check(&Case { stored, ..CASE });
         check(&Case { stored, scaled: true, order: VScaleOrder::Linear, seed: 2, ..CASE });
     }
+    check(&Case { null: true, stored: Stored::Nvfp4, seed: 9, ..CASE });
     check(&Case { query: true, seed: 3, ..CASE });
     check(&Case { query: true, stored: Stored::Fp8, seed: 4, ..CASE });
 }

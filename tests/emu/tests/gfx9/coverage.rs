@@ -5,18 +5,30 @@ use msa_emu::gfx9::Kernel;
 use crate::rig::{ARCHITECTURES, kernel};
 
 /// Every shipped kernel as (op, formats, trick).
-const KERNELS: [(&str, &str, &str); 12] = [
+const KERNELS: [(&str, &str, &str); 24] = [
     ("append", "bf16", "row"),
     ("append", "fp8", "row"),
     ("append", "nvfp4", "row"),
     ("index_score", "q8k8", "mfma"),
     ("index_score", "q8k4", "lut"),
+    ("index_score", "q16k8", "mfma"),
+    ("index_score", "q16k4", "lut"),
+    ("index_score", "q16k16", "mfma"),
     ("select", "f32", "radix"),
     ("candidate_keys", "f32", "radix"),
     ("exchange", "b128", "push"),
     ("select_merge", "u64", "count"),
     ("sparse_decode", "q8kv8", "mfma"),
     ("sparse_decode", "q8kv4", "lut"),
+    ("sparse_decode", "q16kv8", "mfma"),
+    ("sparse_decode", "q16kv4", "lut"),
+    ("sparse_decode", "q16kv16", "mfma"),
+    ("share_pages", "i32", "sort"),
+    ("sparse_decode", "q8kv8", "shared"),
+    ("sparse_decode", "q8kv4", "shared"),
+    ("sparse_decode", "q16kv8", "shared"),
+    ("sparse_decode", "q16kv4", "shared"),
+    ("sparse_decode", "q16kv16", "shared"),
     ("merge", "f32", "lse"),
 ];
 
@@ -44,12 +56,13 @@ fn the_checks_execute_every_kernel_and_nearly_every_instruction() {
     crate::append::all();
     crate::index_score::all();
     crate::sparse_decode::all();
+    crate::shared_pages::all();
     crate::select::all();
     crate::select::candidate_keys_are_the_largest_of_a_rank();
-    crate::select_merge::every_number_of_ranks_and_the_longest_lists();
+    crate::select_merge::all();
     crate::context_parallel::all();
     crate::context_parallel::a_rank_that_does_not_arrive_is_named_and_nobody_hangs();
-    crate::merge::states_merge_as_the_reference_merges_them();
+    crate::merge::all();
     let kernels = ARCHITECTURES.iter().flat_map(|(architecture, _)| {
         KERNELS.iter().filter_map(move |(op, formats, trick)| kernel(op, formats, architecture, trick))
     });

@@ -1,13 +1,17 @@
 //! `index_score` against the recipe.
 
 use msa_core::cache::VScaleOrder;
+use msa_core::tensor::DType;
 use msa_emu::gfx9::Machine;
-use msa_ref::sim::cdna::{CHANNELS, Generation, Row, block_score};
+use msa_ref::sim::cdna::Generation;
+use msa_ref::sim::recipe::BlockScorer;
 use msa_rocm::parameters::IndexScore;
 
-use crate::cache::{Cache, Format, magnitude_table};
+use crate::cache::{Cache, FORMATS, Format, Queries, magnitude_table};
 use crate::requests::{BLOCK, Requests, parts};
-use crate::rig::{ARCHITECTURES, Random, bytes_of, first_difference, floats, kernel, options, run};
+use crate::rig::{
+    ARCHITECTURES, Random, arithmetic, bytes_of, first_difference, floats, kernel, options, run,
+};
 
 /// What to score.
 struct Case<'a> {
@@ -21,8 +25,14 @@ struct Case<'a> {
     positions: bool,
     /// The second block of the first request has no page.
     broken: bool,
+    /// The page of the second block of the first request stands for none.
+    null: bool,
     /// Scores go to a list of addresses, one a head: the transport that writes to the heads' owners.
     by_head: bool,
+    /// Pages lie so far apart that offsets need more than 32 bits.
+    far: bool,
+    /// Rows of the launch; the others are not touched.
+    window: Option<(u32, u32)>,
     seed: u64,
 }
 
@@ -37,7 +47,10 @@ impl Default for Case<'_> {
             scales: false,
             positions: false,
             broken: false,
+            null: false,
             by_head: false,
+            far: false,
+            window: None,
             seed: 1,
         }
     }
@@ -45,15 +58,17 @@ impl Default for Case<'_> {
 
 fn check(case: &Case<'_>) {
     for (architecture, generation) in ARCHITECTURES {
-        for format in [Format::Fp8, Format::Nvfp4] {
-            check_one(case, architecture, generation, format);
+        for (query, format) in FORMATS {
+            check_one(case, architecture, generation, query, format);
         }
     }
 }
 
-fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format: Format) {
-    let (formats, trick) = if format == Format::Fp8 { ("q8k8", "mfma") } else { ("q8k4", "lut") };
-    let Some(kernel) = kernel("index_score", formats, architecture, trick) else { return };
+const UNTOUCHED: u8 = 0xcd;
+
+fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query: DType, format: Format) {
+    let (formats, trick) = format.names(query, "k");
+    let Some(kernel) = kernel("index_score", &formats, architecture, trick) else { return };
     let mut random = Random::new(case.seed);
     let mut requests = Requests::new(case.lengths, &mut random);
     if case.positions {
@@ -71,18 +86,20 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
     if case.broken {
         requests.break_page(0, 1);
     }
+    if case.null {
+        requests.null_page = Some(requests.page(0, 1) as u32);
+    }
     let rows = requests.rows();
-    let queries: Vec<Row> =
-        (0..rows * case.heads).map(|_| std::array::from_fn(|_| random.fp8(generation))).collect();
+    let queries = Queries::new(query, generation, rows * case.heads, &mut random);
 
     let mut machine = Machine::new(1, options(case.seed));
     let device = requests.place(&mut machine);
-    let (key_view, scale_view) = keys.place(&mut machine);
+    let (key_view, scale_view, _) = keys.place_as(&mut machine, case.far);
     let blocks: Vec<u32> = case.lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).collect();
     let columns = blocks.iter().max().unwrap().div_ceil(case.world) as usize + 1;
     let ends = vec![columns as u32; blocks.len()];
     let part_list = parts(&ends, case.splits);
-    let scores = machine.buffer(&vec![0xcd; rows * case.heads * columns * 4]);
+    let scores = machine.buffer(&vec![UNTOUCHED; rows * case.heads * columns * 4]);
     let score_address = machine.address(scores);
     let head_scores: Vec<u64> =
         (0..case.heads).map(|head| score_address + (head * columns * 4) as u64).collect();
@@ -91,8 +108,9 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
         machine.address(id)
     };
     let (query_factor, key_factor) = (0.375f32, 3.5f32);
+    let (row_begin, row_end) = case.window.unwrap_or((0, rows as u32));
     let parameters = IndexScore {
-        query: constant(queries.as_flattened()),
+        query: constant(&queries.bytes),
         keys: key_view,
         key_scales: scale_view,
         batch: device.batch,
@@ -102,34 +120,42 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, format
         key_scale: if case.scales { constant(&key_factor.to_le_bytes()) } else { 0 },
         scores: if case.by_head { 0 } else { score_address },
         head_scores: if case.by_head { constant(&bytes_of(&head_scores, u64::to_le_bytes)) } else { 0 },
-        query_row_stride: (case.heads * CHANNELS) as u64,
-        query_head_stride: CHANNELS as u64,
+        query_row_stride: (case.heads * queries.head) as u64,
+        query_head_stride: queries.head as u64,
         score_row_stride: (case.heads * columns * 4) as u64,
         score_head_stride: (columns * 4) as u64,
         score_block_stride: 4,
         heads: case.heads as u32,
         world: case.world,
         rank: case.rank,
+        row_begin,
+        row_end,
+        score_columns: columns as u32,
     };
     run(&mut machine, &kernel, [part_list.len() as u32 / 4, 1, 1], 256, &parameters);
 
-    let scale = if case.scales { query_factor * key_factor * keys.factor() } else { keys.factor() };
+    let product = arithmetic(generation, query, format).index;
+    let scale = if case.scales { query_factor * key_factor } else { 1.0 };
     let mut want = Vec::new();
     for (request, i) in requests.all_rows() {
         let row = requests.first_row(request) + i;
-        for head in 0..case.heads {
-            let query = &queries[row * case.heads + head];
-            for column in 0..columns {
-                let block = column * case.world as usize + case.rank as usize;
-                let broken = case.broken && (request, block) == (0, 1);
-                let visible = if broken { 0 } else { requests.visible_in(request, i, block) };
-                let page = if visible > 0 { requests.page(request, block) } else { 0 };
-                want.push(block_score(generation, query, &keys.rows(page, 0, visible), scale));
-            }
+        let own = queries.heads(row * case.heads, case.heads);
+        let scorer = BlockScorer::new(&product, 128, format.of(generation), own).unwrap();
+        let mut scores = vec![vec![0.0; columns]; case.heads];
+        for column in 0..columns {
+            let block = column * case.world as usize + case.rank as usize;
+            let hidden = (case.broken || case.null) && block == 1 && request == 0;
+            let visible = if hidden { 0 } else { requests.visible_in(request, i, block) };
+            let page = if visible > 0 { requests.page(request, block) } else { 0 };
+            let best = scorer.score(&keys.tokens(page, 0), &vec![visible; case.heads]).unwrap();
+            scores.iter_mut().zip(best).for_each(|(scores, best)| scores[column] = best * scale);
         }
+        let touched = (row_begin..row_end).contains(&(row as u32));
+        let untouched = f32::from_le_bytes([UNTOUCHED; 4]);
+        want.extend(scores.into_iter().flatten().map(|score| if touched { score } else { untouched }));
     }
     let difference = first_difference(&floats(machine.bytes(scores)), &want);
-    assert_eq!(difference, None, "{architecture} {format:?}");
+    assert_eq!(difference, None, "{architecture} {formats}");
     // Bit 0 of the status word: a page out of range.
     assert_eq!(machine.bytes(device.status), u32::from(case.broken).to_le_bytes());
 }
@@ -165,6 +191,14 @@ fn positions_of_their_own_missing_pages_and_scores_by_head() {
     check(&Case { lengths: &lengths, by_head: true, seed: 8, ..Case::default() });
 }
 
+#[test]
+fn null_pages_far_pages_and_windows_of_rows() {
+    let lengths = [(3, 300), (2, 140)];
+    check(&Case { lengths: &lengths, null: true, seed: 9, ..Case::default() });
+    check(&Case { lengths: &lengths, far: true, seed: 10, ..Case::default() });
+    check(&Case { lengths: &lengths, window: Some((1, 4)), seed: 11, ..Case::default() });
+}
+
 /// Everything above, for faulty kernels.
 pub(crate) fn all() {
     positions_of_their_own_missing_pages_and_scores_by_head();
@@ -172,4 +206,5 @@ pub(crate) fn all() {
     ragged_batches_with_speculative_rows();
     splits_scales_and_other_head_counts();
     ranks_score_their_own_pages();
+    null_pages_far_pages_and_windows_of_rows();
 }

@@ -30,15 +30,17 @@ struct Mutation {
 const FEWEST: usize = 12;
 
 /// The checks by name.
-const CHECKS: [(&str, fn()); 8] = [
+const CHECKS: [(&str, fn()); 10] = [
     ("append", crate::append::all),
     ("index_score", crate::index_score::all),
     ("sparse_decode", crate::sparse_decode::all),
+    ("shared_pages", crate::shared_pages::all),
+    ("select_merge", crate::select_merge::all),
     ("select", crate::select::all),
     ("candidate_keys", crate::select::candidate_keys_are_the_largest_of_a_rank),
     ("context_parallel", crate::context_parallel::all),
     ("absent_rank", crate::context_parallel::a_rank_that_does_not_arrive_is_named_and_nobody_hangs),
-    ("merge", crate::merge::states_merge_as_the_reference_merges_them),
+    ("merge", crate::merge::all),
 ];
 
 fn catalogue() -> Vec<Mutation> {
@@ -174,6 +176,16 @@ fn faults_of_index_score_are_caught() {
 #[test]
 fn faults_of_sparse_decode_are_caught() {
     check_family("sparse_decode");
+}
+
+#[test]
+fn faults_of_sparse_decode_shared_are_caught() {
+    check_family("sparse_decode_shared");
+}
+
+#[test]
+fn faults_of_share_pages_are_caught() {
+    check_family("share_pages");
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub(crate) struct Requests {
     pub(crate) pages: u32,
     /// Positions of all rows, if given.
     pub(crate) positions: Option<Vec<i32>>,
+    /// A page that stands for none.
+    pub(crate) null_page: Option<u32>,
 }
 
 /// The batch on a device.
@@ -41,7 +43,7 @@ impl Requests {
         for (row, (_, kv)) in table.chunks_mut(table_stride).zip(lengths) {
             row[..blocks(*kv) as usize].iter_mut().for_each(|page| *page = order.pop().unwrap());
         }
-        Self { lengths: lengths.to_vec(), table, table_stride, pages, positions: None }
+        Self { lengths: lengths.to_vec(), table, table_stride, pages, positions: None, null_page: None }
     }
 
     /// Gives every row a position of its own: before the first token, inside, or past the end.
@@ -50,6 +52,13 @@ impl Requests {
         let position =
             |(request, _): &(usize, usize)| random.below(u64::from(self.lengths[*request].1) + 12) as i32 - 3;
         self.positions = Some(rows.iter().map(position).collect());
+    }
+
+    /// Gives a request the pages of another one for its first `blocks` blocks: a prefix that both have.
+    pub(crate) fn share_prefix(&mut self, from: usize, to: usize, blocks: usize) {
+        for block in 0..blocks {
+            self.table[to * self.table_stride + block] = self.table[from * self.table_stride + block];
+        }
     }
 
     /// Makes the table name a page that does not exist.
@@ -101,17 +110,22 @@ impl Requests {
         let (block_table, kv_lengths, query_offsets) =
             (constant(&self.table), constant(&kv), constant(&offsets));
         let positions = self.positions.as_ref().map_or(0, |positions| constant(positions));
+        let bounds: Vec<i32> = self.lengths.iter().flat_map(|(q, kv)| [*q as i32, *kv as i32]).collect();
+        let bounds = constant(&bounds);
         let status = machine.buffer(&[0; 4]);
         let batch = Batch {
             block_table,
             kv_lengths,
             query_offsets,
             positions,
+            bounds,
             status: machine.address(status),
             requests: self.lengths.len() as u32,
             table_stride: self.table_stride as u32,
             table_pages: self.table_stride as u32,
             pages: self.pages,
+            rows: self.rows() as u32,
+            null_page: self.null_page,
         };
         OnDevice { batch, status }
     }

@@ -3,10 +3,28 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
 
+use msa_core::arithmetic::{Arithmetic, Named};
+use msa_core::tensor::DType;
 use msa_emu::gfx9::code_object::CodeObject;
 use msa_emu::gfx9::{Arguments, EmuError, Kernel, Launch, Machine, Options, Statistics};
 use msa_ref::sim::cdna::Generation;
 use msa_rocm::parameters::Parameters;
+
+use crate::cache::Format;
+
+/// The arithmetic of a kernel with these queries over this cache.
+pub(crate) fn arithmetic(generation: Generation, query: DType, format: Format) -> Arithmetic {
+    let old = generation == Generation::Cdna3;
+    let named = match (old, query == DType::Bf16, format == Format::Bf16) {
+        (true, false, _) => Named::Cdna3Decode,
+        (false, false, _) => Named::Cdna4Decode,
+        (true, true, false) => Named::Cdna3DecodeMixed,
+        (false, true, false) => Named::Cdna4DecodeMixed,
+        (true, true, true) => Named::Cdna3DecodeBf16,
+        (false, true, true) => Named::Cdna4DecodeBf16,
+    };
+    named.arithmetic()
+}
 
 /// Architectures with their matrix cores.
 pub(crate) const ARCHITECTURES: [(&str, Generation); 2] =
@@ -64,7 +82,11 @@ pub(crate) fn kernel(op: &str, formats: &str, architecture: &str, trick: &str) -
     if let Some(kernel) = loaded.lock().unwrap().get(&symbol) {
         return Some(kernel.clone());
     }
-    let source = if op == "candidate_keys" { "select" } else { op };
+    let source = match (op, trick) {
+        ("candidate_keys", _) => "select",
+        ("sparse_decode", "shared") => "sparse_decode_shared",
+        _ => op,
+    };
     let object = code_object(&artifacts().join(format!("{source}.{architecture}.hsaco")))?;
     let kernel = Kernel::load(&object, &symbol).unwrap_or_else(|error| panic!("{error}"));
     loaded.lock().unwrap().insert(symbol, kernel.clone());
@@ -126,6 +148,16 @@ impl Random {
         for index in (1..list.len()).rev() {
             let other = self.below(index as u64 + 1) as usize;
             list.swap(index, other);
+        }
+    }
+
+    /// A bf16 of moderate size; zeros of either sign are among them.
+    pub(crate) fn bf16(&mut self) -> u16 {
+        match self.below(16) {
+            0 => 0,
+            1 => 0x8000,
+            // Exponents of 2^-6 to 2^2.
+            _ => (self.word() as u16 & 0x807f) | (self.below(8) as u16 + 121) << 7,
         }
     }
 

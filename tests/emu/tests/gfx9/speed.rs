@@ -1,16 +1,30 @@
 //! How fast the interpreter is: the budget of continuous integration depends on it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use msa_emu::gfx9::{Machine, Options};
+use msa_emu::gfx9::{Machine, Options, Statistics};
 
 use crate::requests::{BLOCK, Requests};
 use crate::rig::{Random, bytes_of, kernel, run};
 use crate::select::{op, parameters, random_scores};
 
-/// Wave-instructions a second below which the test fails. The aim is a million on an idle core; machines that run tests
-/// are neither idle nor fast.
-const FLOOR: f64 = 250_000.0;
+/// Wave-instructions a second of one core that the interpreter must reach, matrix instructions not among them.
+const FLOOR: f64 = 1e6;
+
+/// Time that this thread has had a core, so that a busy machine does not count; elsewhere the time on the wall.
+fn core_time(start: Instant) -> Duration {
+    let own = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = own.and_then(|text| text.split_whitespace().next()?.parse().ok());
+    nanoseconds.map_or_else(|| start.elapsed(), Duration::from_nanos)
+}
+
+/// Runs `work`, and returns what it did and how long a core took.
+fn timed(work: impl FnOnce() -> Statistics) -> (Statistics, f64) {
+    let start = Instant::now();
+    let before = core_time(start);
+    let statistics = work();
+    (statistics, (core_time(start) - before).as_secs_f64())
+}
 
 #[test]
 fn instructions_a_second() {
@@ -25,9 +39,13 @@ fn instructions_a_second() {
         (machine.constant(&bytes_of(&scores, f32::to_le_bytes)), machine.buffer(&[0; 8 * 16 * 4]));
     let mut parameters = parameters(&op, device.batch, 8, columns);
     (parameters.scores, parameters.lists) = (machine.address(scores), machine.address(out));
-    let start = Instant::now();
-    let statistics = run(&mut machine, &kernel, [1, 8, 1], 256, &parameters);
-    let rate = statistics.instructions as f64 / start.elapsed().as_secs_f64();
-    println!("{} wave-instructions, {rate:.0} a second", statistics.instructions);
-    assert!(rate > FLOOR, "{rate:.0} wave-instructions a second");
+    // The best of a few: caches and clocks of a shared machine.
+    let mut best: f64 = 0.0;
+    for _ in 0..5 {
+        let (statistics, seconds) = timed(|| run(&mut machine, &kernel, [1, 8, 1], 256, &parameters));
+        assert_eq!(statistics.matrix_instructions, 0);
+        best = best.max(statistics.instructions as f64 / seconds);
+    }
+    println!("{best:.0} wave-instructions a second");
+    assert!(best > FLOOR, "{best:.0} wave-instructions a second");
 }

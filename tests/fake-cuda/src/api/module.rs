@@ -13,6 +13,7 @@ use crate::queue::Task;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` and `_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
 const DYNAMIC_SHARED: c_int = 8;
 const LARGE_CLUSTER: c_int = 14;
+const SHARED_CARVEOUT: c_int = 9;
 
 entries! {
     fn cuModuleLoadData(module: Out<Handle>, address: *const c_void) |state| {
@@ -53,6 +54,8 @@ entries! {
                 function.shared = bytes;
             }
             LARGE_CLUSTER => function.large_cluster = value != 0,
+            // Per cent of an SM's memory, or -1; a hint.
+            SHARED_CARVEOUT if (-1..=100).contains(&value) => {}
             _ => return Err(INVALID_VALUE),
         }
         Ok(())

@@ -10,7 +10,7 @@ use msa_tests::memory::Placement;
 use msa_tests::trial::Trial;
 
 use crate::child::{Driver, test_name};
-use crate::work::{DECODE, INDEX, SELECT, Work, device};
+use crate::work::{DECODE, SELECT, Work, device};
 use crate::{engine, fake};
 
 fn code(error: &Error) -> i32 {

@@ -29,10 +29,14 @@ impl Undo {
         poke(address, value);
     }
 
-    fn set_i32(&mut self, address: u64, value: i32) {
-        for (offset, byte) in (0..).zip(value.to_le_bytes()) {
+    fn set_word(&mut self, address: u64, value: [u8; 4]) {
+        for (offset, byte) in (0..).zip(value) {
             self.set(address + offset, byte);
         }
+    }
+
+    fn set_i32(&mut self, address: u64, value: i32) {
+        self.set_word(address, value.to_le_bytes());
     }
 }
 
@@ -55,6 +59,10 @@ pub(super) unsafe fn before(fault: Fault, plan: &Plan, args: &mut Args, workspac
                 VScaleOrder::TokenQuad => VScaleOrder::Linear,
                 VScaleOrder::Linear => VScaleOrder::TokenQuad,
             };
+        }),
+        Fault::ScaleShift => edit_rows(&mut undo, plan, args, "key_scale", |row| row.rotate_left(1)),
+        Fault::DroppedScale => [Role::KeyScale, Role::ValueScale].into_iter().for_each(|role| {
+            args.tensor(role).into_iter().for_each(|scale| undo.set_word(scale.address, 1_f32.to_le_bytes()));
         }),
         Fault::LocalBlockUnmasked => lengthen(&mut undo, plan, args),
         Fault::DroppedLastSplit => drop_split(&mut undo, plan, args),
@@ -128,6 +136,11 @@ fn rows(args: &Args) -> u64 {
 
 /// Changes every byte of the component `name` of an NVFP4 cache.
 fn edit(undo: &mut Undo, plan: &Plan, args: &Args, name: &str, change: impl Fn(u8) -> u8) {
+    edit_rows(undo, plan, args, name, |row| row.iter_mut().for_each(|byte| *byte = change(*byte)));
+}
+
+/// Changes every row, of one token and head, of the component `name` of an NVFP4 cache.
+fn edit_rows(undo: &mut Undo, plan: &Plan, args: &Args, name: &str, change: impl Fn(&mut [u8])) {
     let geometry = plan.op.geometry();
     let kv = args.kv_cache.iter().filter(|c| c.key_scale.is_some());
     let index = args.index_cache.iter().filter(|c| c.key_scale.is_some());
@@ -140,11 +153,13 @@ fn edit(undo: &mut Undo, plan: &Plan, args: &Args, name: &str, change: impl Fn(u
                 let (head, token) = (row / component.tokens, row % component.tokens);
                 let view = component.view;
                 let row = view.address + page * view.page_stride + head * view.head_stride;
-                for byte in 0..component.row_bytes {
-                    let address = row + token * view.token_stride + byte;
-                    let old = peek(address);
-                    if change(old) != old {
-                        undo.set(address, change(old));
+                let row = row + token * view.token_stride;
+                let old: Vec<u8> = (0..component.row_bytes).map(|byte| peek(row + byte)).collect();
+                let mut new = old.clone();
+                change(&mut new);
+                for (byte, (old, new)) in (0..).zip(old.into_iter().zip(new)) {
+                    if new != old {
+                        undo.set(row + byte, new);
                     }
                 }
             }

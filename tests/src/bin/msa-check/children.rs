@@ -1,6 +1,7 @@
 //! The parent's side: cases go to child processes, so that a crash or a hang costs one case.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child as Process, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -30,6 +31,30 @@ pub(crate) struct Runner<'a> {
     pub(crate) jobs: usize,
     /// Time that a case has.
     pub(crate) timeout: Duration,
+    /// Recorded hashes.
+    pub(crate) expected: Option<&'a Path>,
+}
+
+/// Cases one after the other in one child, which is replaced when it ends.
+pub(crate) struct OneByOne<'a> {
+    runner: &'a Runner<'a>,
+    worker: Option<Worker>,
+}
+
+impl OneByOne<'_> {
+    /// Runs one case.
+    pub(crate) fn run(&mut self, case: &Case) -> Result<Outcome, Failed> {
+        let mut worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => Worker::start(self.runner)?,
+        };
+        let outcome = worker.run(self.runner.name, case, self.runner.timeout);
+        if outcome.lost_its_device() {
+            worker.end();
+        }
+        self.worker = (worker.alive && worker.runs < BATCH).then_some(worker);
+        Ok(outcome)
+    }
 }
 
 impl Runner<'_> {
@@ -64,6 +89,11 @@ impl Runner<'_> {
         })
     }
 
+    /// A child for cases that are made one after the other.
+    pub(crate) fn one_by_one(&self) -> OneByOne<'_> {
+        OneByOne { runner: self, worker: None }
+    }
+
     /// Takes cases until there are none left.
     fn work(
         &self,
@@ -71,19 +101,13 @@ impl Runner<'_> {
         next: &AtomicUsize,
         sender: &Sender<Result<(usize, Outcome), String>>,
     ) -> Result<(), Failed> {
-        let mut child = None;
+        let mut child = self.one_by_one();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(case) = cases.get(index) else { return Ok(()) };
-            let mut worker = match child.take() {
-                Some(worker) => worker,
-                None => Worker::start(self.devices, self.name)?,
-            };
-            let outcome = worker.run(self.name, case, self.timeout);
-            if sender.send(Ok((index, outcome))).is_err() {
+            if sender.send(Ok((index, child.run(case)?))).is_err() {
                 return Ok(());
             }
-            child = (worker.alive && worker.runs < BATCH).then_some(worker);
         }
     }
 }
@@ -98,11 +122,18 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(devices: &Devices, name: &str) -> Result<Self, Failed> {
+    fn start(runner: &Runner<'_>) -> Result<Self, Failed> {
+        let (devices, name) = (runner.devices, runner.name);
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["worker", "--backend", name]).stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some(plugin) = &devices.plugin {
             command.arg("--plugin").arg(plugin);
+        }
+        if let Some(expected) = runner.expected {
+            command.arg("--expected").arg(expected);
+        }
+        if let Some(units) = devices.units {
+            command.arg("--units").arg(units.to_string());
         }
         let options = devices.options.iter().flat_map(|line| ["--option", line]);
         command.args(options.chain(devices.variant.iter().flat_map(|pattern| ["--variant", pattern])));

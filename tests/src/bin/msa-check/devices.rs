@@ -6,6 +6,8 @@ use std::sync::Arc;
 use msa_core::backend::Device;
 use msa_core::loader::Report;
 use msa_core::registry::Registry;
+use msa_tests::rehearsal;
+use msa_tests::rocm_emu;
 use msa_tests::sets::matches;
 
 use crate::Failed;
@@ -13,7 +15,7 @@ use crate::Failed;
 /// Options that name devices.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Devices {
-    /// ref, plugin:NAME, cuda:0, ... or a pattern with * and ?
+    /// ref, plugin:NAME, cuda:0, rocm-emu:gfx950, ... or a pattern with * and ?; as:ARCH for the reference under the plans of ARCH
     #[arg(short, long, default_value = "ref", value_name = "GLOB")]
     pub(crate) backend: String,
     /// Load this plugin too, beside those found by the usual search
@@ -25,12 +27,21 @@ pub(crate) struct Devices {
     /// Kernel variants, a pattern: the first that matches and takes the case runs it
     #[arg(short = 'V', long, value_name = "GLOB")]
     pub(crate) variant: Option<String>,
+    /// SMs or CUs of as:ARCH instead of those of its best-known product
+    #[arg(long, value_name = "N")]
+    pub(crate) units: Option<u32>,
 }
 
 impl Devices {
-    /// The linked reference and every plugin that is found; what was refused is in the report.
+    /// The linked backends and every plugin that is found; what was refused is in the report.
     pub(crate) fn registry(&self) -> (Registry, Report) {
         let mut registry = Registry::with_reference(msa_ref::backend());
+        // Interpreters answer to their names only: `*` stands for devices.
+        let own = |name: &str| matches(&self.backend, name) || self.backend == format!("{name}:0");
+        let emulated = rocm_emu::backends().into_iter();
+        let emulated = emulated.filter(|b| self.backend.starts_with("rocm-emu") && own(b.name()));
+        // Their names are apart from each other's and from the reference's.
+        emulated.for_each(|backend| drop(registry.add(backend)));
         let mut report = Report::default();
         if let Some(path) = &self.plugin {
             let own = registry.load_path_with(path, &self.options.join("\n"));
@@ -38,7 +49,9 @@ impl Devices {
             report.refused.extend(own.refused);
         }
         // A plugin that was named replaces whatever the search finds.
-        let wants_plugins = self.plugin.is_none() && self.backend != "ref" && self.backend != "ref:0";
+        let linked =
+            ["ref", "ref:0"].contains(&self.backend.as_str()) || self.backend.starts_with("rocm-emu");
+        let wants_plugins = self.plugin.is_none() && !linked;
         if wants_plugins {
             report = registry.load_default();
         }
@@ -47,6 +60,9 @@ impl Devices {
 
     /// Names of the devices that the pattern matches.
     pub(crate) fn names(&self) -> Result<Vec<String>, Failed> {
+        if self.backend.starts_with(rehearsal::PREFIX) {
+            return Ok(vec![self.open(&self.backend)?.name()]);
+        }
         let (registry, report) = self.registry();
         let mut known = Vec::new();
         let mut reasons: Vec<String> = report.refused.iter().map(ToString::to_string).collect();
@@ -69,7 +85,10 @@ impl Devices {
 
     /// Opens a device by the name that [`Devices::names`] gave.
     pub(crate) fn open(&self, name: &str) -> Result<Arc<dyn Device>, Failed> {
-        Ok(self.registry().0.open(name)?)
+        match name.strip_prefix(rehearsal::PREFIX) {
+            Some(arch) => Ok(rehearsal::open(arch, self.units)?),
+            None => Ok(self.registry().0.open(name)?),
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use msa_tests::generate::cells;
+use msa_tests::hits::Hits;
 use msa_tests::sets;
 
 use crate::Failed;
@@ -26,13 +28,15 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failed> {
         for (name, text) in sets::SETS {
             println!("{name:<8} {:>5} cases", sets::parse(text)?.len());
         }
-    } else if let (true, Some(hits)) = (options.hits, options.selection.hits()?) {
+    } else if let (true, Some(draws)) = (options.hits, options.selection.draws()?) {
+        let mut hits = Hits::new(&cells(|op| options.selection.takes(op)));
+        draws.iter().for_each(|draw| hits.add(&draw.case(0)));
         print!("{hits}");
         let misses = hits.misses();
         misses.iter().for_each(|miss| println!("below its floor: {miss}"));
         return Ok(ExitCode::from(u8::from(!misses.is_empty())));
     } else {
-        options.selection.read()?.iter().for_each(|case| println!("{case}"));
+        options.selection.read_all()?.iter().for_each(|case| println!("{case}"));
     }
     Ok(ExitCode::SUCCESS)
 }

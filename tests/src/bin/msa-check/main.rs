@@ -5,16 +5,20 @@
 mod children;
 mod devices;
 mod env;
+mod expected;
+mod judge;
 mod list;
 mod outcome;
 mod perf;
 mod plan;
+mod random;
 mod record;
 mod saved;
 mod selection;
 mod show;
 mod support;
 mod test;
+mod totals;
 mod worker;
 
 use std::process::ExitCode;

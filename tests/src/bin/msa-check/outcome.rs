@@ -1,7 +1,7 @@
 //! A verdict as JSON: between processes, in files, and on standard output under `--json`.
 
 use msa_tests::Case;
-use msa_tests::report::{Check, Evidence, Failure, Verdict};
+use msa_tests::report::{Check, Evidence, Failure, Recorded, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// What came of a case.
@@ -34,6 +34,15 @@ pub(crate) struct Outcome {
     /// Hash of the outputs, empty unless it passed.
     #[serde(default)]
     pub(crate) hash: String,
+    /// Hash of what the plan decides, empty unless it passed.
+    #[serde(default)]
+    pub(crate) plan: String,
+    /// [`Outcome::EQUAL`] if the hashes are the recorded ones, or in what the plan differs; empty without a record.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) recorded: String,
+    /// The random case that this one was made of, with its size and this one's.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) shrunk_from: String,
 }
 
 /// One failed check.
@@ -46,6 +55,9 @@ pub(crate) struct FailedCheck {
 }
 
 impl Outcome {
+    /// Hashes are the recorded ones.
+    pub(crate) const EQUAL: &str = "equal";
+
     /// From a verdict.
     pub(crate) fn new(device: &str, case: &Case, verdict: &Verdict) -> Self {
         let (name, reason, evidence) = match verdict {
@@ -64,6 +76,13 @@ impl Outcome {
             ratio: evidence.ratio,
             near_ties: evidence.near_ties,
             hash: evidence.hash,
+            plan: evidence.plan,
+            recorded: match evidence.recorded {
+                Recorded::Nothing => String::new(),
+                Recorded::Equal => Self::EQUAL.to_owned(),
+                Recorded::OtherPlan(difference) => difference,
+            },
+            shrunk_from: String::new(),
         }
     }
 
@@ -75,6 +94,16 @@ impl Outcome {
     /// True if it passed.
     pub(crate) fn is_passed(&self) -> bool {
         self.verdict == "passed"
+    }
+
+    /// True if the device reported an error of its own: such errors stay, and what runs after them says nothing.
+    pub(crate) fn lost_its_device(&self) -> bool {
+        self.failures.iter().any(|failure| failure.detail.starts_with("device error"))
+    }
+
+    /// True if it was not executed.
+    pub(crate) fn is_skipped(&self) -> bool {
+        self.verdict == "skipped"
     }
 
     /// True if it failed.

@@ -1,7 +1,7 @@
 //! Which cases: exact lines, sets, random ones, filtered by operation.
 
 use msa_core::op::OpKind;
-use msa_tests::generate::{self, Hits};
+use msa_tests::generate::{self, Draw};
 use msa_tests::{Case, sets};
 
 use crate::Failed;
@@ -15,10 +15,10 @@ pub(crate) struct Selection {
     /// An exact case line; may be given several times
     #[arg(short, long = "case", value_name = "LINE")]
     cases: Vec<String>,
-    /// smoke, ci, full, regress or a file of case lines; smoke if no case is named
+    /// smoke, ci, full, emu, regress or a file of case lines; smoke if no case is named
     #[arg(short, long)]
     set: Option<String>,
-    /// That many random cases
+    /// That many random cases: as many executed ones as the device takes, dealt over the cells of the hit table
     #[arg(long, value_name = "N")]
     random: Option<usize>,
     /// Seed of the random cases
@@ -30,7 +30,7 @@ pub(crate) struct Selection {
 const MAX_RANDOM: usize = 1 << 20;
 
 impl Selection {
-    /// The cases, in order: lines, set, random ones.
+    /// The cases that are named: lines, then the set. Random ones are [`Selection::draws`].
     pub(crate) fn read(&self) -> Result<Vec<Case>, Failed> {
         self.check_pattern()?;
         let mut all: Vec<Case> = self.cases.iter().map(|line| line.parse()).collect::<Result<_, _>>()?;
@@ -38,14 +38,28 @@ impl Selection {
         if let Some(set) = self.set.as_deref().or(default) {
             all.extend(sets::read(set)?);
         }
-        all.extend(self.random_cases()?);
-        all.retain(|case| sets::matches(&self.op, case.op.name()));
+        all.retain(|case| self.takes(case.op));
         Ok(all)
     }
 
-    /// What the random cases hit; `None` without any.
-    pub(crate) fn hits(&self) -> Result<Option<Hits>, Failed> {
-        Ok(self.random.map(|_| self.random_cases()).transpose()?.map(|cases| Hits::of(&cases)))
+    /// The cases that are named, then the random ones as they are drawn first.
+    pub(crate) fn read_all(&self) -> Result<Vec<Case>, Failed> {
+        let mut all = self.read()?;
+        all.extend(self.draws()?.unwrap_or_default().iter().map(|draw| draw.case(0)));
+        Ok(all)
+    }
+
+    /// Places for random cases; `None` if none were asked for.
+    pub(crate) fn draws(&self) -> Result<Option<Vec<Draw>>, Failed> {
+        match self.random {
+            Some(count) if count > MAX_RANDOM => Err(format!("--random: at most {MAX_RANDOM}").into()),
+            count => Ok(count.map(|count| generate::draws(count, self.seed, |op| self.takes(op)))),
+        }
+    }
+
+    /// True for the operations that are wanted.
+    pub(crate) fn takes(&self, op: OpKind) -> bool {
+        sets::matches(&self.op, op.name())
     }
 
     /// For the head line.
@@ -55,13 +69,6 @@ impl Selection {
         let lines = (!self.cases.is_empty()).then(|| format!("{} given", self.cases.len()));
         let words: Vec<String> = [lines, set, random].into_iter().flatten().collect();
         if words.is_empty() { "set smoke".to_owned() } else { words.join(" + ") }
-    }
-
-    fn random_cases(&self) -> Result<Vec<Case>, Failed> {
-        match self.random {
-            Some(count) if count > MAX_RANDOM => Err(format!("--random: at most {MAX_RANDOM}").into()),
-            count => Ok(generate::cases(count.unwrap_or(0), self.seed)),
-        }
     }
 
     fn check_pattern(&self) -> Result<(), Failed> {

@@ -22,7 +22,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failed> {
     for name in options.devices.names()? {
         let device = options.devices.open(&name)?;
         println!("{name}  {}", device.info());
-        for case in options.selection.read()? {
+        for case in options.selection.read_all()? {
             let answer = match case.descriptor().map(|op| device.support(&op)) {
                 Ok(Support::Yes { variants }) => format!("yes  {}", variants.join(", ")),
                 Ok(Support::No { reasons }) => format!("no   {}", reasons.join("; ")),

@@ -1,21 +1,25 @@
 //! `msa-check test`: runs cases in child processes and counts.
 
-use std::collections::{BTreeMap, HashMap};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use msa_tests::sets::{self, Known, matches};
+use msa_tests::hits::Hits;
+use msa_tests::rehearsal;
 use msa_tests::{Case, report::Check};
 
 use crate::Failed;
 use crate::children::Runner;
 use crate::devices::Devices;
+use crate::expected::Record;
+use crate::judge::Judge;
 use crate::outcome::{FailedCheck, Outcome};
+use crate::random;
 use crate::saved::{Saved, default_folder};
 use crate::selection::Selection;
+use crate::totals::Totals;
 
 /// Options of `msa-check test`.
 #[derive(clap::Args, Debug)]
@@ -36,109 +40,114 @@ pub(crate) struct Options {
     /// Known failures instead of those of the harness
     #[arg(long, value_name = "FILE")]
     known: Option<PathBuf>,
-    /// Output hashes that `record` wrote: a passing case must have its own
+    /// Hashes that `record` wrote: a case with the same plan and outputs passes without the reference
     #[arg(long, value_name = "FILE")]
     expected: Option<PathBuf>,
     /// Folder for failures
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
+    /// Print random cases that fail as they were drawn instead of making them small
+    #[arg(long)]
+    no_shrink: bool,
 }
 
 /// Runs the cases on every device that matches.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failed> {
     let cases = options.selection.read()?;
-    let judge = Judge::new(options)?;
-    let mut totals = Totals::default();
+    let judge = Judge::new(options.known.as_deref())?;
+    // A file that does not parse is an error of this process, not of its children.
+    options.expected.as_deref().map(Record::read).transpose()?;
+    let (mut totals, mut misses) = (Totals::default(), Vec::new());
     if !options.json {
         println!("msa-check {}  {}", env!("CARGO_PKG_VERSION"), options.selection.describe());
     }
     for name in options.devices.names()? {
-        let outcomes = run_device(options, &name, &cases)?;
-        for (case, outcome) in cases.iter().zip(outcomes) {
-            let outcome = judge.apply(case, outcome);
-            report(options, &outcome)?;
-            totals.add(&outcome);
+        let mut on_device = OnDevice { options, judge: &judge, name: &name, totals: &mut totals };
+        on_device.named(&cases)?;
+        if let Some(hits) = on_device.random()? {
+            print_hits(options, &name, &hits);
+            misses.extend(hits.misses().into_iter().map(|miss| format!("{name}: below its floor: {miss}")));
         }
     }
-    let misses = options.selection.hits()?.map(|hits| (hits.to_string(), hits.misses()));
     if !options.json {
-        misses.iter().for_each(|(table, _)| print!("{table}"));
         print!("{}", totals.table());
     }
-    let idle = misses.map_or(Vec::new(), |(_, misses)| misses);
-    idle.iter().for_each(|miss| eprintln!("msa-check: below its floor: {miss}"));
-    println!("{} passed, {} failed, {} skipped", totals.passed, totals.failed, totals.skipped);
-    Ok(totals.exit(!idle.is_empty()))
+    misses.iter().for_each(|miss| eprintln!("msa-check: {miss}"));
+    println!("{}", totals.last_line());
+    Ok(totals.exit(!misses.is_empty()))
 }
 
-fn run_device(options: &Options, name: &str, cases: &[Case]) -> Result<Vec<Outcome>, Failed> {
-    let on_cpu = name.starts_with("ref:") || name.starts_with("plugin:ref:");
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let jobs = options.jobs.unwrap_or(if on_cpu { cores } else { 1 });
-    let timeout = Duration::try_from_secs_f32(options.timeout)?;
-    let visible = std::io::stderr().is_terminal() && !options.json;
+fn print_hits(options: &Options, name: &str, hits: &Hits) {
+    if options.json {
+        let object = serde_json::json!({ "device": name, "hits": hits.to_json(), "below": hits.misses() });
+        println!("{object}");
+    } else {
+        println!("executed on {name}:\n{hits}");
+    }
+}
+
+/// Runs on one device, with where their outcomes go.
+struct OnDevice<'a> {
+    options: &'a Options,
+    judge: &'a Judge,
+    name: &'a str,
+    totals: &'a mut Totals,
+}
+
+impl OnDevice<'_> {
+    fn runner(&self) -> Result<Runner<'_>, Failed> {
+        let options = self.options;
+        let on_cpu = ["ref:", "plugin:ref:", rehearsal::PREFIX].iter().any(|own| self.name.starts_with(own));
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Ok(Runner {
+            devices: &options.devices,
+            name: self.name,
+            jobs: options.jobs.unwrap_or(if on_cpu { cores } else { 1 }),
+            timeout: Duration::try_from_secs_f32(options.timeout)?,
+            expected: options.expected.as_deref(),
+        })
+    }
+
+    /// The cases that were named.
+    fn named(&mut self, cases: &[Case]) -> Result<(), Failed> {
+        let outcomes = run_all(&self.runner()?, cases, self.options.json)?;
+        cases.iter().zip(outcomes).try_for_each(|(case, outcome)| self.take(case, outcome))
+    }
+
+    /// The random cases; what they hit, if there are any.
+    fn random(&mut self) -> Result<Option<Hits>, Failed> {
+        let runner = self.runner()?;
+        let run = |cases: &[Case]| run_all(&runner, cases, self.options.json);
+        let Some(mut ran) = random::run(&self.options.selection, run)? else { return Ok(None) };
+        if !self.options.no_shrink {
+            random::shrink_failures(&runner, &mut ran.outcomes)?;
+        }
+        ran.outcomes.into_iter().try_for_each(|(case, outcome)| self.take(&case, outcome))?;
+        Ok(Some(ran.hits))
+    }
+
+    fn take(&mut self, case: &Case, outcome: Outcome) -> Result<(), Failed> {
+        let outcome = self.judge.apply(case, outcome);
+        self.totals.add(&outcome);
+        report(self.options, &outcome)
+    }
+}
+
+/// Runs cases with a progress bar on a terminal.
+fn run_all(runner: &Runner<'_>, cases: &[Case], json: bool) -> Result<Vec<Outcome>, Failed> {
+    let visible = std::io::stderr().is_terminal() && !json;
     let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(cases.len() as u64), target);
-    bar.set_message(name.to_owned());
+    bar.set_message(runner.name.to_owned());
     let mut outcomes = vec![None; cases.len()];
-    let runner = Runner { devices: &options.devices, name, jobs, timeout };
     let result = runner.run(cases, |index, outcome| {
         bar.inc(1);
         outcomes[index] = Some(outcome);
     });
     bar.finish_and_clear();
     result?;
-    let missing = |case: &Case| Outcome::failed(name, case, Check::Crash, "no child ran it");
+    let missing = |case: &Case| Outcome::failed(runner.name, case, Check::Crash, "no child ran it");
     Ok(outcomes.into_iter().zip(cases).map(|(o, case)| o.unwrap_or_else(|| missing(case))).collect())
-}
-
-/// Known failures and recorded hashes.
-struct Judge {
-    known: Vec<Known>,
-    expected: HashMap<String, String>,
-}
-
-impl Judge {
-    fn new(options: &Options) -> Result<Self, Failed> {
-        let known = match &options.known {
-            Some(path) => sets::known(&std::fs::read_to_string(path)?)?,
-            None => sets::known(sets::KNOWN)?,
-        };
-        let recorded = match &options.expected {
-            Some(path) => std::fs::read_to_string(path)?,
-            None => String::new(),
-        };
-        let entry = |line: &str| {
-            let mut words = line.splitn(3, ' ');
-            let (hash, _plan, case) = (words.next()?, words.next()?, words.next()?);
-            Some((case.to_owned(), hash.to_owned()))
-        };
-        Ok(Self { known, expected: recorded.lines().filter_map(entry).collect() })
-    }
-
-    /// A known failure is a skip, its passing is a failure, and so is another hash than the recorded one.
-    fn apply(&self, case: &Case, mut outcome: Outcome) -> Outcome {
-        let known = self.known.iter().find(|k| k.case == *case && matches(&k.device, &outcome.device));
-        if let Some(known) = known {
-            let expected = !outcome.failures.is_empty()
-                && outcome.failures.iter().all(|f| f.check == known.check.name());
-            if outcome.is_passed() {
-                let text = format!("a known failure passes, remove its line: {}", known.reason);
-                return Outcome::failed(&outcome.device, case, Check::Known, text);
-            } else if expected {
-                outcome.verdict = "skipped".to_owned();
-                outcome.reason = format!("known failure: {}", known.reason);
-                return outcome;
-            }
-        }
-        match self.expected.get(&outcome.case) {
-            Some(want) if outcome.is_passed() && *want != outcome.hash => {
-                let text = format!("hash of the outputs: got {}, recorded {want}", outcome.hash);
-                Outcome::failed(&outcome.device, case, Check::Sim, text)
-            }
-            _ => outcome,
-        }
-    }
 }
 
 /// Prints an outcome that did not pass; saves failures.
@@ -156,6 +165,9 @@ fn report(options: &Options, outcome: &Outcome) -> Result<(), Failed> {
     let saved = Saved { version: env!("CARGO_PKG_VERSION").to_owned(), command, outcome: outcome.clone() };
     let path = saved.write(&options.save.clone().unwrap_or_else(default_folder))?;
     if !options.json {
+        if !outcome.shrunk_from.is_empty() {
+            println!("  {}", outcome.shrunk_from);
+        }
         println!("  repeat: {}\n  saved: {}", saved.command, path.display());
     }
     Ok(())
@@ -166,49 +178,6 @@ fn repeat_command(devices: &Devices, outcome: &Outcome) -> String {
     devices.plugin.iter().for_each(|path| command += &format!(" --plugin '{}'", path.display()));
     devices.options.iter().for_each(|line| command += &format!(" --option '{line}'"));
     devices.variant.iter().for_each(|pattern| command += &format!(" -V '{pattern}'"));
+    devices.units.iter().for_each(|units| command += &format!(" --units {units}"));
     command + &format!(" -c '{}'", outcome.case)
-}
-
-/// Counts, by variant and by reason.
-#[derive(Debug, Default)]
-struct Totals {
-    passed: usize,
-    failed: usize,
-    skipped: usize,
-    variants: BTreeMap<String, (usize, f64, u64)>,
-    reasons: BTreeMap<String, usize>,
-}
-
-impl Totals {
-    fn add(&mut self, outcome: &Outcome) {
-        if outcome.is_passed() {
-            self.passed += 1;
-            let row = self.variants.entry(format!("{}  {}", outcome.device, outcome.variant)).or_default();
-            row.0 += 1;
-            row.1 = row.1.max(outcome.ratio);
-            row.2 += outcome.near_ties;
-        } else if outcome.is_failed() {
-            self.failed += 1;
-        } else {
-            self.skipped += 1;
-            *self.reasons.entry(outcome.reason.clone()).or_default() += 1;
-        }
-    }
-
-    fn table(&self) -> String {
-        let rows = self.variants.iter().map(|(variant, (cases, ratio, near_ties))| {
-            format!("{variant:<48} {cases:>6} passed  worst {ratio:.3} of the bound  {near_ties} near-ties\n")
-        });
-        let reasons = self.reasons.iter().map(|(reason, count)| format!("skipped {count} x {reason}\n"));
-        rows.chain(reasons).collect()
-    }
-
-    /// Nothing executed proves nothing.
-    fn exit(&self, idle: bool) -> ExitCode {
-        match (self.passed + self.failed, self.failed) {
-            (0, _) => ExitCode::from(2),
-            (_, 0) if !idle => ExitCode::SUCCESS,
-            _ => ExitCode::from(1),
-        }
-    }
 }

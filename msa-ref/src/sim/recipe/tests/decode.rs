@@ -19,63 +19,80 @@ fn score16(instruction: DotInstruction, q: &[f32], k: &[f32]) -> f32 {
     d
 }
 
+/// m is a score times c.
 struct Warp {
     m: f32,
     l: [f32; 4],
     o: Vec<f32>,
 }
 
-/// Warp w of one head over the blocks of a split.
-fn warp(
+/// Weights of 32 scores and the sums of the four quads; `lags`: a reference of -inf stays one.
+fn weights(s: &[f32], m: f32, c: f32, lags: bool) -> (Vec<f32>, [f32; 4]) {
+    let minus = if m == f32::NEG_INFINITY && !lags { 0.0 } else { -m };
+    let p: Vec<f32> = s.iter().map(|s| ex2(s.mul_add(c, minus))).collect();
+    let sums = std::array::from_fn(|quad| {
+        let pair = |x: usize| {
+            let t = 16 * (x >> 1) + 4 * quad + 2 * (x & 1);
+            p[t] + p[t + 1]
+        };
+        ((pair(0) + pair(1)) + pair(2)) + pair(3)
+    });
+    (p, sums)
+}
+
+/// Warp w of some heads over the blocks of a split.
+fn warps(
     first: DotInstruction,
     second: DotInstruction,
-    q: &[f32],
+    queries: &[f32],
     blocks: &[SelectedBlock],
     w: usize,
     c: f32,
-) -> Warp {
-    let mut state = Warp { m: f32::NEG_INFINITY, l: [0.0; 4], o: vec![0.0; D] };
+) -> Vec<Warp> {
+    let mut heads: Vec<_> =
+        queries.chunks(D).map(|q| (q, Warp { m: f32::NEG_INFINITY, l: [0.0; 4], o: vec![0.0; D] })).collect();
     for block in blocks {
         let token = |t: usize| 32 * w + t;
-        let s: Vec<f32> = (0..32)
-            .map(|t| match token(t) < block.visible {
-                true => score16(first, q, &block.keys[token(t) * D..(token(t) + 1) * D]),
-                false => f32::NEG_INFINITY,
-            })
-            .collect();
-        let top = s.iter().fold(state.m, |m, &s| maximum(m, s));
-        if top > state.m {
-            let a = ex2((state.m - top) * c);
-            state.l.iter_mut().for_each(|l| *l *= a);
-            state.o.iter_mut().for_each(|o| *o *= a);
-            state.m = top;
-        }
-        let minus = if state.m == f32::NEG_INFINITY { 0.0 } else { -(state.m * c) };
-        let p: Vec<f32> = s.iter().map(|s| ex2(s.mul_add(c, minus))).collect();
-        for x in 0..4 {
-            for quad in 0..4 {
-                let t = 16 * (x >> 1) + 4 * quad + 2 * (x & 1);
-                state.l[quad] += p[t] + p[t + 1];
+        let score = |q: &[f32], t: usize| match token(t) < block.visible {
+            true => score16(first, q, &block.keys[token(t) * D..(token(t) + 1) * D]),
+            false => f32::NEG_INFINITY,
+        };
+        let scores: Vec<Vec<f32>> =
+            heads.iter().map(|(q, _)| (0..32).map(|t| score(q, t)).collect()).collect();
+        // All heads keep their references, or all raise them.
+        let keep = heads
+            .iter()
+            .zip(&scores)
+            .all(|((_, state), s)| weights(s, state.m, c, true).1.iter().all(|&sum| sum <= 32768.0));
+        for ((_, state), s) in heads.iter_mut().zip(&scores) {
+            let top = s.iter().fold(f32::NEG_INFINITY, |m, &s| maximum(m, s)) * c;
+            if !keep && top > state.m {
+                let a = ex2(state.m - top);
+                state.l.iter_mut().for_each(|l| *l *= a);
+                state.o.iter_mut().for_each(|o| *o *= a);
+                state.m = top;
             }
-        }
-        for d in 0..D {
-            for half in [0, 16] {
-                let v: Vec<f32> = (half..half + 16)
-                    .map(|t| if token(t) < block.visible { block.values[token(t) * D + d] } else { 0.0 })
-                    .collect();
-                state.o[d] = step(second, &p[half..half + 16], &v, state.o[d]);
+            let (p, sums) = weights(s, state.m, c, false);
+            state.l.iter_mut().zip(sums).for_each(|(l, sum)| *l += sum);
+            for d in 0..D {
+                for half in [0, 16] {
+                    let v: Vec<f32> = (half..half + 16)
+                        .map(|t| if token(t) < block.visible { block.values[token(t) * D + d] } else { 0.0 })
+                        .collect();
+                    state.o[d] = step(second, &p[half..half + 16], &v, state.o[d]);
+                }
             }
         }
     }
-    state
+    heads.into_iter().map(|(_, state)| state).collect()
 }
 
 /// States (m, l, O), from zero in order.
-fn combine(states: &[(f32, f32, Vec<f32>)], c: f32) -> (f32, f32, Vec<f32>) {
+fn combine(states: &[(f32, f32, Vec<f32>)]) -> (f32, f32, Vec<f32>) {
     let m = states.iter().fold(f32::NEG_INFINITY, |m, s| maximum(m, s.0));
     let (mut l, mut o) = (0.0, vec![0.0; D]);
     for (own_m, own_l, own_o) in states {
-        let a = if m == f32::NEG_INFINITY { 0.0 } else { ex2((own_m - m) * c) };
+        let a = if m == f32::NEG_INFINITY { 0.0 } else { ex2(own_m - m) };
         l = own_l.mul_add(a, l);
         o.iter_mut().zip(own_o).for_each(|(o, own)| *o = own.mul_add(a, *o));
     }
@@ -90,20 +107,21 @@ fn attend(
     scale: f32,
 ) -> Attended {
     let c = log2e(scale);
+    let split = |blocks: &Vec<SelectedBlock>| -> Vec<_> {
+        let warps: Vec<_> = (0..4).map(|w| warps(first, second, queries, blocks, w, c)).collect();
+        let state = |w: &Warp| (w.m, (w.l[0] + w.l[1]) + (w.l[2] + w.l[3]), w.o.clone());
+        let of_head = |h: usize| combine(&warps.iter().map(|w| state(&w[h])).collect::<Vec<_>>());
+        (0..queries.len() / D).map(of_head).collect()
+    };
+    let splits: Vec<Vec<_>> = splits.iter().map(split).collect();
     let (mut outputs, mut lses) = (Vec::new(), Vec::new());
-    for q in queries.chunks(D) {
-        let split = |blocks: &Vec<SelectedBlock>| {
-            let warps: Vec<_> = (0..4)
-                .map(|w| warp(first, second, q, blocks, w, c))
-                .map(|w| (w.m, (w.l[0] + w.l[1]) + (w.l[2] + w.l[3]), w.o))
-                .collect();
-            combine(&warps, c)
-        };
-        let splits: Vec<_> = splits.iter().map(split).collect();
-        let (m, l, o) = if let [only] = &splits[..] { only.clone() } else { combine(&splits, c) };
+    for h in 0..queries.len() / D {
+        let own: Vec<_> = splits.iter().map(|split| split[h].clone()).collect();
+        // A single split too: what the warps left as -0 becomes +0.
+        let (m, l, o) = combine(&own);
         let factor = if l == 0.0 { 0.0 } else { 1.0 / l };
         outputs.extend(o.iter().map(|o| o * factor));
-        lses.push(if l == 0.0 { f32::NEG_INFINITY } else { m.mul_add(scale, ln(l)) });
+        lses.push(if l == 0.0 { f32::NEG_INFINITY } else { m.mul_add(std::f32::consts::LN_2, ln(l)) });
     }
     (outputs, lses)
 }
@@ -151,6 +169,23 @@ fn no_visible_key_gives_zero_and_nan_keys_give_nan() {
     block.keys[3 * D] = f32::NAN;
     let (output, lse) = attender.decode(&queries, &[vec![block]]).unwrap();
     assert!(output.iter().chain(&lse).all(|x| x.to_bits() == 0x7fff_ffff));
+}
+
+/// The last warp's only value, -2^-9 under a weight of 2^-23, takes a factor of 2^-125 when the warps combine: below the
+/// subnormals, so -0. The combination of the splits, be there one or two, starts from +0.
+#[test]
+fn an_output_that_underflows_is_plus_zero() {
+    let attender = Attender::new(&Named::HopperDecodeFaithful.arithmetic(), &shape(1.0)).unwrap();
+    let mut block = SelectedBlock { keys: vec![0.0; 128 * D], values: vec![0.0; 128 * D], visible: 128 };
+    block.keys[0] = 87.0;
+    block.keys[96 * D] = -16.0;
+    block.values[96 * D] = -0.001953125;
+    let mut queries = vec![0.0; D];
+    queries[0] = 1.0;
+    for parts in [vec![vec![block.clone()]], vec![vec![block.clone()], vec![]]] {
+        let (output, _) = attender.decode(&queries, &parts).unwrap();
+        assert_eq!(output[0].to_bits(), 0, "{:e}", output[0]);
+    }
 }
 
 /// One index score by each variant of the prototype.

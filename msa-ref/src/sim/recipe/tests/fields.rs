@@ -60,7 +60,7 @@ fn every_field_shows_in_the_bits() {
     let queries = random.bf16(4 * D);
     let blocks = random.blocks(Cache::Bf16, 4);
     // A running reference, with which every other field goes together.
-    for named in [Named::HopperDecodeFaithful, Named::HopperPrefillFp8Times448] {
+    for named in [Named::HopperDecodeExactF16, Named::HopperPrefillFp8Times448] {
         let before = run(&named.arithmetic(), &queries, &blocks);
         for (field, change) in CHANGES {
             let mut arithmetic = named.arithmetic();
@@ -77,7 +77,7 @@ fn every_field_shows_in_the_bits() {
             }
             let after = run(&arithmetic, &queries, &blocks);
             let power_of_two_of_a_wide_p =
-                *field == "probability.scale" && named == Named::HopperDecodeFaithful;
+                *field == "probability.scale" && named == Named::HopperDecodeExactF16;
             if power_of_two_of_a_wide_p {
                 continue;
             }

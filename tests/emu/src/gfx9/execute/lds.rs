@@ -166,7 +166,7 @@ impl LdsAction {
                 let words = bytes.div_ceil(WORD) as u16;
                 for lane in ones(exec) {
                     for (index, offset) in (0..).zip(offsets) {
-                        let value = lds.load(u64::from(addresses[lane]) + offset, *bytes, wave)?;
+                        let value = lds.load(wrapped(addresses[lane], *offset), *bytes, wave)?;
                         for word in 0..words {
                             let register = target + index * words + word;
                             registers.set_lane(register, lane, (value >> (32 * word)) as u32)?;
@@ -185,7 +185,7 @@ impl LdsAction {
                         for word in (0..words).rev() {
                             value = value << 32 | u128::from(registers.vector_lane(first + word, lane)?);
                         }
-                        lds.store(u64::from(addresses[lane]) + offset, value, *bytes, wave)?;
+                        lds.store(wrapped(addresses[lane], *offset), value, *bytes, wave)?;
                     }
                 }
                 waits.begin(Unit::Lds, Effect::Store, registers);
@@ -194,7 +194,7 @@ impl LdsAction {
                 let addresses = addresses(registers, *address)?;
                 for lane in ones(exec) {
                     let value = registers.vector_lane(*data, lane)?;
-                    let old = lds.add(u64::from(addresses[lane]) + offset, value)?;
+                    let old = lds.add(wrapped(addresses[lane], *offset), value)?;
                     if let Some(target) = target {
                         registers.set_lane(*target, lane, old)?;
                     }
@@ -209,6 +209,12 @@ impl LdsAction {
         }
         Ok(())
     }
+}
+
+/// LDS addresses are sums of 32 bits: compilers fold an offset into a base that is negative without it (LLVM's
+/// test/CodeGen/AMDGPU/ds-sub-offset.ll expects that from gfx7 on).
+fn wrapped(address: u32, offset: u64) -> u64 {
+    u64::from(address.wrapping_add(offset as u32))
 }
 
 /// A lane that takes from a lane outside exec takes 0.

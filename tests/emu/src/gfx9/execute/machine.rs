@@ -148,6 +148,8 @@ pub struct Statistics {
     pub instructions: u64,
     /// Matrix instructions among them.
     pub matrix_instructions: u64,
+    /// `v_perm_b32` among them: what dequantises and transposes.
+    pub byte_permutes: u64,
 }
 
 /// Simulated GPUs that share an address space.
@@ -168,12 +170,33 @@ impl Machine {
 
     /// Registers memory that kernels may read and write.
     pub fn buffer(&mut self, bytes: &[u8]) -> BufferId {
-        self.memory.add(bytes, true)
+        self.memory.add(bytes.to_vec(), true)
+    }
+
+    /// Registers memory that kernels may read and write, all zero. It costs address space until it is touched.
+    pub fn zeroed(&mut self, bytes: usize) -> BufferId {
+        self.memory.add(vec![0; bytes], true)
     }
 
     /// Registers memory that kernels may only read.
     pub fn constant(&mut self, bytes: &[u8]) -> BufferId {
-        self.memory.add(bytes, false)
+        self.memory.add(bytes.to_vec(), false)
+    }
+
+    /// Unmaps a buffer; its addresses are not used again.
+    pub fn remove(&mut self, buffer: BufferId) {
+        self.memory.remove(buffer);
+    }
+
+    /// Registers pieces of one array that lie `stride` bytes apart, with nothing mapped between them: so a small test has
+    /// offsets that need more than 32 bits. The first piece gives the address of the array.
+    pub fn pieces(&mut self, pieces: &[&[u8]], stride: u64, writable: bool) -> Vec<BufferId> {
+        let base = self.memory.next_address();
+        let place = |(index, bytes): (u64, &&[u8])| {
+            self.memory.skip_to(base + index * stride);
+            self.memory.add(bytes.to_vec(), writable)
+        };
+        (0..).zip(pieces).map(place).collect()
     }
 
     /// Device address of a buffer.
@@ -184,6 +207,11 @@ impl Machine {
     /// Content of a buffer, as the host sees it after the last run.
     pub fn bytes(&self, buffer: BufferId) -> &[u8] {
         self.memory.bytes(buffer)
+    }
+
+    /// Bytes that kernels have loaded from a buffer so far, every lane counted.
+    pub fn loaded_bytes(&self, buffer: BufferId) -> u64 {
+        self.memory.loaded_bytes(buffer)
     }
 
     /// Content of a buffer for the host to change between runs.
@@ -275,7 +303,7 @@ struct Stream<'a> {
     /// Launch under way, and its next group.
     launch: usize,
     next_group: u64,
-    arguments: u64,
+    arguments: Option<BufferId>,
     groups: Vec<Group>,
 }
 
@@ -287,7 +315,7 @@ struct Group {
 
 impl<'a> Stream<'a> {
     fn new(gpu: usize, launches: &'a [Launch]) -> Self {
-        Self { gpu, launches, launch: 0, next_group: 0, arguments: 0, groups: Vec::new() }
+        Self { gpu, launches, launch: 0, next_group: 0, arguments: None, groups: Vec::new() }
     }
 
     /// Starts groups, and the next launch when the last has ended.
@@ -296,10 +324,12 @@ impl<'a> Stream<'a> {
             let total = launch.grid.iter().map(|&extent| u64::from(extent)).product::<u64>();
             if self.next_group == 0 && total > 0 && self.groups.is_empty() {
                 memory.invalidate(self.gpu);
-                self.arguments = place_arguments(launch, memory)?;
+                self.arguments = Some(place_arguments(launch, memory)?);
             }
-            while self.next_group < total && self.groups.len() < resident.max(1) {
-                self.groups.push(start_group(launch, self.next_group, self.arguments)?);
+            while let (Some(arguments), true) =
+                (self.arguments, self.next_group < total && self.groups.len() < resident.max(1))
+            {
+                self.groups.push(start_group(launch, self.next_group, memory.address(arguments))?);
                 self.next_group += 1;
             }
             if !self.groups.is_empty() {
@@ -307,6 +337,9 @@ impl<'a> Stream<'a> {
             }
             // The end of a kernel releases what it stored.
             memory.write_back(self.gpu, memory.now());
+            if let Some(arguments) = self.arguments.take() {
+                memory.remove(arguments);
+            }
             self.launch += 1;
             self.next_group = 0;
         }
@@ -365,8 +398,10 @@ impl Group {
                 return Err(error_at(program, at, wave, self.id, gpu, fault));
             }
             statistics.instructions += 1;
-            let step = program.steps.get(at).map(|step| &step.action);
-            statistics.matrix_instructions += u64::from(matches!(step, Some(Action::Matrix(_))));
+            if let Some(step) = program.steps.get(at) {
+                statistics.matrix_instructions += u64::from(matches!(step.action, Action::Matrix(_)));
+                statistics.byte_permutes += u64::from(step.permutes_bytes);
+            }
             if state.progress != Progress::Running {
                 break;
             }
@@ -401,7 +436,7 @@ fn start_group(launch: &Launch, number: u64, arguments: u64) -> Result<Group, Em
     Ok(Group { id, waves, lds: Lds::new(program.code.lds_bytes) })
 }
 
-fn place_arguments(launch: &Launch, memory: &mut Memory) -> Result<u64, EmuError> {
+fn place_arguments(launch: &Launch, memory: &mut Memory) -> Result<BufferId, EmuError> {
     let (bytes, want) = (&launch.arguments.0, launch.kernel.code().argument_bytes as usize);
     if bytes.len().next_multiple_of(8) != want.next_multiple_of(8) {
         let reason = format!("{want} bytes of arguments wanted, {} given", bytes.len());
@@ -410,8 +445,7 @@ fn place_arguments(launch: &Launch, memory: &mut Memory) -> Result<u64, EmuError
     // Scalar loads fetch whole words of eight or sixteen, also past the end of the arguments.
     let mut padded = bytes.clone();
     padded.resize(want.next_multiple_of(64) + 64, 0);
-    let id = memory.add(&padded, false);
-    Ok(memory.address(id))
+    Ok(memory.add(padded, false))
 }
 
 fn error_at(

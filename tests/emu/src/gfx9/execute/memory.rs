@@ -32,6 +32,8 @@ struct Buffer {
     address: u64,
     bytes: Vec<u8>,
     writable: bool,
+    /// Bytes that were loaded.
+    loaded: u64,
 }
 
 /// One GPU's copy of a buffer.
@@ -53,14 +55,34 @@ impl Memory {
     }
 
     /// Registers `bytes`, aligned to 256 bytes, with nothing mapped around them.
-    pub(super) fn add(&mut self, bytes: &[u8], writable: bool) -> BufferId {
+    pub(super) fn add(&mut self, bytes: Vec<u8>, writable: bool) -> BufferId {
         let address = self.next;
         self.next = (address + bytes.len() as u64 + GUARD).next_multiple_of(256);
-        self.buffers.push(Buffer { address, bytes: bytes.to_vec(), writable });
         for copies in &mut self.copies {
             copies.push(Copy::new(bytes.len()));
         }
+        self.buffers.push(Buffer { address, bytes, writable, loaded: 0 });
         BufferId(self.buffers.len() - 1)
+    }
+
+    /// Unmaps a buffer; its addresses are not used again, so that a late access is found.
+    pub(super) fn remove(&mut self, id: BufferId) {
+        self.buffers[id.0].bytes = Vec::new();
+        self.copies.iter_mut().for_each(|copies| copies[id.0] = Copy::new(0));
+    }
+
+    /// Where the next buffer will stand.
+    pub(super) fn next_address(&self) -> u64 {
+        self.next
+    }
+
+    /// Leaves everything below `address` unmapped for the next buffer, unless that stands higher already.
+    pub(super) fn skip_to(&mut self, address: u64) {
+        self.next = self.next.max(address).next_multiple_of(16);
+    }
+
+    pub(super) fn loaded_bytes(&self, id: BufferId) -> u64 {
+        self.buffers[id.0].loaded
     }
 
     pub(super) fn address(&self, id: BufferId) -> u64 {
@@ -92,6 +114,7 @@ impl Memory {
         system: bool,
     ) -> Result<(), Fault> {
         let (index, offset) = self.find(address, out.len())?;
+        self.buffers[index].loaded += out.len() as u64;
         if self.copies.is_empty() {
             out.copy_from_slice(&self.buffers[index].bytes[offset..offset + out.len()]);
             return Ok(());
@@ -219,7 +242,7 @@ mod tests {
     #[test]
     fn accesses_outside_a_buffer_and_stores_to_constants_are_faults() {
         let mut memory = Memory::new(1);
-        let (a, b) = (memory.add(&[1; 10], true), memory.add(&[2; 10], false));
+        let (a, b) = (memory.add(vec![1; 10], true), memory.add(vec![2; 10], false));
         let (a, b) = (memory.address(a), memory.address(b));
         let mut four = [0; 4];
         assert!(memory.load(0, a + 6, &mut four, false).is_ok());
@@ -230,9 +253,22 @@ mod tests {
     }
 
     #[test]
+    fn a_buffer_that_was_removed_is_gone() {
+        let mut memory = Memory::new(2);
+        let id = memory.add(vec![1; 64], true);
+        let address = memory.address(id);
+        memory.store(0, address, &[7], false).unwrap();
+        memory.remove(id);
+        memory.write_back(0, memory.now());
+        assert!(memory.load(0, address, &mut [0], false).is_err());
+        let next = memory.add(vec![3; 64], true);
+        assert!(memory.address(next) > address);
+    }
+
+    #[test]
     fn a_store_is_seen_by_another_gpu_only_after_release_and_acquire() {
         let mut memory = Memory::new(2);
-        let id = memory.add(&[0; 256], true);
+        let id = memory.add(vec![0; 256], true);
         let (data, flag) = (memory.address(id), memory.address(id) + 128);
         assert_eq!(load(&mut memory, 1, data, false), 0);
         memory.store(0, data, &[7], false).unwrap();
@@ -251,7 +287,7 @@ mod tests {
     #[test]
     fn neighbours_in_a_line_do_not_overwrite_each_other() {
         let mut memory = Memory::new(2);
-        let id = memory.add(&[9; 64], true);
+        let id = memory.add(vec![9; 64], true);
         let base = memory.address(id);
         memory.store(0, base, &[1], false).unwrap();
         memory.store(1, base + 1, &[2], false).unwrap();

@@ -60,6 +60,7 @@ pub(super) struct Step {
     pub(super) address: u64,
     pub(super) text: String,
     pub(super) executed: AtomicBool,
+    pub(super) permutes_bytes: bool,
 }
 
 /// A decoded kernel.
@@ -87,8 +88,9 @@ impl Program {
                     address: instruction.line.address,
                     text: instruction.line.text.clone(),
                 })?;
+            let permutes_bytes = instruction.mnemonic == "v_perm_b32";
             let (address, text) = (instruction.line.address, instruction.line.text);
-            steps.push(Step { action, address, text, executed: AtomicBool::new(false) });
+            steps.push(Step { action, address, text, executed: AtomicBool::new(false), permutes_bytes });
         }
         Ok(Self { code: code.clone(), steps })
     }

@@ -91,6 +91,14 @@ impl Input {
         Ok(lanes.map(|value| ((value >> self.part.shift & self.part.mask) & clear) ^ flip))
     }
 
+    /// One lane, whether or not it is active.
+    fn read_lane(&self, registers: &Registers, lane: usize) -> Result<u32, Fault> {
+        match self.source {
+            Source::Vector(register) => registers.vector_lane(register, lane),
+            other => registers.uniform(other),
+        }
+    }
+
     fn read_wide(&self, registers: &Registers) -> Result<[u64; LANES], Fault> {
         let lanes = registers.lanes_wide(self.source)?;
         let clear = if self.absolute { u64::MAX >> 1 } else { u64::MAX };
@@ -104,31 +112,19 @@ fn map(registers: &mut Registers, target: u16, compute: Compute, inputs: &[Input
     if exec == 0 {
         return Ok(());
     }
-    let mut result = [0; LANES];
     let read = |index: usize| inputs[index].read(registers);
-    match compute {
-        Compute::One(f) => {
-            let a = read(0)?;
-            (0..LANES).for_each(|lane| result[lane] = f(a[lane]));
-        }
-        Compute::Two(f) => {
-            let (a, b) = (read(0)?, read(1)?);
-            (0..LANES).for_each(|lane| result[lane] = f(a[lane], b[lane]));
-        }
-        Compute::Three(f) => {
-            let (a, b, c) = (read(0)?, read(1)?, read(2)?);
-            (0..LANES).for_each(|lane| result[lane] = f(a[lane], b[lane], c[lane]));
-        }
+    let result = match compute {
+        Compute::One(f) => f(&read(0)?),
+        Compute::Two(f) => f(&read(0)?, &read(1)?),
+        Compute::Three(f) => f(&read(0)?, &read(1)?, &read(2)?),
         Compute::Accumulate(f) => {
-            let (a, b) = (read(0)?, read(1)?);
             let mut broadcast = [0; LANES];
-            let old = registers.lanes(Source::Vector(target), &mut broadcast)?;
-            (0..LANES).for_each(|lane| result[lane] = f(a[lane], b[lane], old[lane]));
+            f(&read(0)?, &read(1)?, registers.lanes(Source::Vector(target), &mut broadcast)?)
         }
         Compute::Wide { wide, result_is_wide, f } => {
             return map_wide(registers, target, wide, result_is_wide, f, inputs);
         }
-    }
+    };
     registers.set_lanes(target, &result, exec)
 }
 

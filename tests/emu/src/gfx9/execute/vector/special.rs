@@ -37,6 +37,12 @@ pub(in super::super) enum Special {
         target: u16,
         input: Input,
     },
+    /// A lane's value to a scalar register.
+    ReadLane {
+        target: u16,
+        input: Input,
+        lane: Source,
+    },
     /// Bits of a mask below the own lane, plus a number. `high`: of lanes 32 to 63.
     CountBelow {
         target: u16,
@@ -54,6 +60,13 @@ pub(in super::super) enum Special {
     PackFp8 {
         target: u16,
         inputs: [Input; 2],
+        high: bool,
+        fnuz: bool,
+    },
+    /// Two FP8 bytes of one half of the source to two f32.
+    UnpackFp8 {
+        target: u16,
+        input: Input,
         high: bool,
         fnuz: bool,
     },
@@ -109,6 +122,11 @@ impl Special {
             "v_readfirstlane_b32" => {
                 Self::FirstLane { target: scalar_of(instruction, 0)?, input: read(1, 0)? }
             }
+            "v_readlane_b32" => {
+                let lane = instruction.arguments.get(2).ok_or(Problem)?;
+                let lane = Source::of(lane, false).ok_or(Problem)?;
+                Self::ReadLane { target: scalar_of(instruction, 0)?, input: read(1, 0)?, lane }
+            }
             "v_mbcnt_lo_u32_b32" | "v_mbcnt_hi_u32_b32" => {
                 Self::CountBelow { target: target()?, inputs: pair(1)?, high: name.contains("_hi_") }
             }
@@ -129,6 +147,14 @@ impl Special {
                 let high = instruction.bits("op_sel").is_some_and(|bits| bits.last() == Some(&true));
                 Self::PackFp8 { target: target()?, inputs: pair(1)?, high, fnuz: false }
             }
+            "v_cvt_pk_f32_fp8" => {
+                let sdwa = instruction.modifier("src0_sel");
+                let op_sel = instruction.bits("op_sel").is_some_and(|bits| bits.first() == Some(&true));
+                let high = op_sel || sdwa == Some("WORD_1");
+                // The part is taken here: the whole register is read.
+                let input = Input { part: super::WHOLE, ..read(1, 0)? };
+                Self::UnpackFp8 { target: target()?, input, high, fnuz: false }
+            }
             "v_div_scale_f32" => {
                 Self::DivideScale { target: target()?, mask: scalar_of(instruction, 1)?, inputs: triple(2)? }
             }
@@ -140,7 +166,7 @@ impl Special {
 
     /// For a processor whose FP8 is FNUZ.
     pub(in super::super) fn with_fnuz(mut self, is_fnuz: bool) -> Self {
-        if let Self::PackFp8 { fnuz, .. } = &mut self {
+        if let Self::PackFp8 { fnuz, .. } | Self::UnpackFp8 { fnuz, .. } = &mut self {
             *fnuz = is_fnuz;
         }
         self
@@ -160,6 +186,12 @@ impl Special {
             }
             Self::MultiplyAdd { target, out, inputs } => run_multiply_add(registers, *target, *out, inputs),
             Self::FirstLane { target, input } => run_first_lane(registers, *target, input),
+            Self::ReadLane { target, input, lane } => {
+                let lane = registers.uniform(*lane)? as usize % LANES;
+                // As the hardware does, whatever exec says.
+                let value = input.read_lane(registers, lane)?;
+                registers.set_scalar(*target, value)
+            }
             Self::CountBelow { target, inputs, high } => {
                 let (mask, add) = (inputs[0].read(registers)?, inputs[1].read(registers)?);
                 let result = std::array::from_fn(|lane| {
@@ -177,6 +209,9 @@ impl Special {
             }
             Self::PackFp8 { target, inputs, high, fnuz } => {
                 run_pack(registers, *target, inputs, *high, *fnuz)
+            }
+            Self::UnpackFp8 { target, input, high, fnuz } => {
+                run_unpack(registers, *target, input, *high, *fnuz)
             }
             Self::Packed { target, sources, function } => run_packed(registers, *target, sources, *function),
             Self::DivideScale { target, mask, inputs } => division::scale(registers, *target, *mask, inputs),
@@ -267,10 +302,7 @@ fn run_multiply_add(
 fn run_first_lane(registers: &mut Registers, target: u16, input: &Input) -> Result<(), Fault> {
     let exec = registers.exec();
     let lane = if exec == 0 { 0 } else { exec.trailing_zeros() as usize };
-    let value = match input.source {
-        Source::Vector(register) => registers.vector_lane(register, lane)?,
-        other => registers.uniform(other)?,
-    };
+    let value = input.read_lane(registers, lane)?;
     registers.set_scalar(target, value)
 }
 
@@ -307,6 +339,28 @@ fn run_pack(
         result[lane] = old & !(0xffff << shift) | (fp8(a[lane]) | fp8(b[lane]) << 8) << shift;
     }
     registers.set_lanes(target, &result, exec)
+}
+
+fn run_unpack(
+    registers: &mut Registers,
+    target: u16,
+    input: &Input,
+    high: bool,
+    fnuz: bool,
+) -> Result<(), Fault> {
+    let exec = registers.exec();
+    let words = input.read(registers)?;
+    let value =
+        |byte: u8| if fnuz { E4m3Fnuz::from_bits(byte).to_f32() } else { E4m3::from_bits(byte).to_f32() };
+    let first = if high { 2 } else { 0 };
+    let mut results: [Lanes; 2] = [[0; LANES]; 2];
+    for lane in ones(exec) {
+        let bytes = words[lane].to_le_bytes();
+        (results[0][lane], results[1][lane]) =
+            (value(bytes[first]).to_bits(), value(bytes[first + 1]).to_bits());
+    }
+    registers.set_lanes(target, &results[0], exec)?;
+    registers.set_lanes(target + 1, &results[1], exec)
 }
 
 fn packed(instruction: &Instruction) -> Option<Result<Special, Problem>> {

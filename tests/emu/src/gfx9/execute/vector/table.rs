@@ -1,13 +1,19 @@
 //! What each vector instruction computes in a lane.
+//!
+//! The functions go over all lanes at once: called lane by lane through a pointer they would be most of the interpreter's
+//! time, and so the compiler makes vector code of each.
+
+use super::super::LANES;
+use super::super::registers::Lanes;
 
 /// A function of a lane.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) enum Compute {
-    One(fn(u32) -> u32),
-    Two(fn(u32, u32) -> u32),
-    Three(fn(u32, u32, u32) -> u32),
+    One(fn(&Lanes) -> Lanes),
+    Two(fn(&Lanes, &Lanes) -> Lanes),
+    Three(fn(&Lanes, &Lanes, &Lanes) -> Lanes),
     /// The third source is the old value of the target.
-    Accumulate(fn(u32, u32, u32) -> u32),
+    Accumulate(fn(&Lanes, &Lanes, &Lanes) -> Lanes),
     /// Some sources or the result have 64 bits.
     Wide {
         wide: &'static [bool],
@@ -28,6 +34,32 @@ impl Compute {
     }
 }
 
+/// A function of one lane, for all of them.
+macro_rules! one {
+    ($of_lane:expr) => {
+        Compute::One(|a| {
+            let of_lane: fn(u32) -> u32 = $of_lane;
+            std::array::from_fn::<u32, LANES, _>(|lane| of_lane(a[lane]))
+        })
+    };
+}
+macro_rules! two {
+    ($of_lane:expr) => {
+        Compute::Two(|a, b| {
+            let of_lane: fn(u32, u32) -> u32 = $of_lane;
+            std::array::from_fn::<u32, LANES, _>(|lane| of_lane(a[lane], b[lane]))
+        })
+    };
+}
+macro_rules! three {
+    ($kind:ident, $of_lane:expr) => {
+        Compute::$kind(|a, b, c| {
+            let of_lane: fn(u32, u32, u32) -> u32 = $of_lane;
+            std::array::from_fn::<u32, LANES, _>(|lane| of_lane(a[lane], b[lane], c[lane]))
+        })
+    };
+}
+
 /// The function of a mnemonic, with its `clamp` where there is one.
 pub(super) fn lookup(name: &str) -> Option<Compute> {
     integers(name)
@@ -46,35 +78,37 @@ fn low24(x: u32) -> u32 {
 }
 
 fn integers(name: &str) -> Option<Compute> {
-    use Compute::{One, Three, Two};
     Some(match name {
-        "v_mov_b32" => One(|a| a),
-        "v_not_b32" => One(|a| !a),
-        "v_bfrev_b32" => One(u32::reverse_bits),
-        "v_ffbh_u32" => One(|a| if a == 0 { u32::MAX } else { a.leading_zeros() }),
-        "v_and_b32" => Two(|a, b| a & b),
-        "v_or_b32" => Two(|a, b| a | b),
-        "v_xor_b32" => Two(|a, b| a ^ b),
-        "v_or3_b32" => Three(|a, b, c| a | b | c),
-        "v_and_or_b32" => Three(|a, b, c| a & b | c),
-        "v_xad_u32" => Three(|a, b, c| (a ^ b).wrapping_add(c)),
-        "v_bfi_b32" => Three(|a, b, c| a & b | !a & c),
-        "v_add_u32" => Two(u32::wrapping_add),
-        "v_sub_u32" => Two(u32::wrapping_sub),
-        "v_add_u32 clamp" => Two(u32::saturating_add),
-        "v_sub_u32 clamp" => Two(u32::saturating_sub),
-        "v_subrev_u32" => Two(|a, b| b.wrapping_sub(a)),
-        "v_add3_u32" => Three(|a, b, c| a.wrapping_add(b).wrapping_add(c)),
-        "v_mul_lo_u32" => Two(u32::wrapping_mul),
-        "v_mul_hi_u32" => Two(|a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
-        "v_mul_hi_i32" => Two(|a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
-        "v_mul_u32_u24" => Two(|a, b| low24(a).wrapping_mul(low24(b))),
-        "v_mad_u32_u24" => Three(|a, b, c| low24(a).wrapping_mul(low24(b)).wrapping_add(c)),
-        "v_min_u32" => Two(u32::min),
-        "v_max_u32" => Two(u32::max),
-        "v_min_i32" => Two(|a, b| (a as i32).min(b as i32) as u32),
-        "v_max_i32" => Two(|a, b| (a as i32).max(b as i32) as u32),
-        "v_perm_b32" => Three(permute_bytes),
+        "v_mov_b32" => one!(|a| a),
+        "v_not_b32" => one!(|a| !a),
+        "v_bfrev_b32" => one!(u32::reverse_bits),
+        "v_ffbh_u32" => one!(|a| if a == 0 { u32::MAX } else { a.leading_zeros() }),
+        "v_and_b32" => two!(|a, b| a & b),
+        "v_or_b32" => two!(|a, b| a | b),
+        "v_xor_b32" => two!(|a, b| a ^ b),
+        "v_or3_b32" => three!(Three, |a, b, c| a | b | c),
+        "v_and_or_b32" => three!(Three, |a, b, c| a & b | c),
+        "v_xad_u32" => three!(Three, |a, b, c| (a ^ b).wrapping_add(c)),
+        "v_bfi_b32" => three!(Three, |a, b, c| a & b | !a & c),
+        "v_add_u32" => two!(u32::wrapping_add),
+        "v_sub_u32" => two!(u32::wrapping_sub),
+        "v_add_u32 clamp" => two!(u32::saturating_add),
+        "v_sub_u32 clamp" => two!(u32::saturating_sub),
+        "v_subrev_u32" => two!(|a, b| b.wrapping_sub(a)),
+        "v_add3_u32" => three!(Three, |a, b, c| a.wrapping_add(b).wrapping_add(c)),
+        // Sixteen-bit results clear the upper half on gfx9.
+        "v_add_u16" => two!(|a, b| a.wrapping_add(b) & 0xffff),
+        "v_sub_u16" => two!(|a, b| a.wrapping_sub(b) & 0xffff),
+        "v_mul_lo_u32" => two!(u32::wrapping_mul),
+        "v_mul_hi_u32" => two!(|a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
+        "v_mul_hi_i32" => two!(|a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
+        "v_mul_u32_u24" => two!(|a, b| low24(a).wrapping_mul(low24(b))),
+        "v_mad_u32_u24" => three!(Three, |a, b, c| low24(a).wrapping_mul(low24(b)).wrapping_add(c)),
+        "v_min_u32" => two!(u32::min),
+        "v_max_u32" => two!(u32::max),
+        "v_min_i32" => two!(|a, b| (a as i32).min(b as i32) as u32),
+        "v_max_i32" => two!(|a, b| (a as i32).max(b as i32) as u32),
+        "v_perm_b32" => three!(Three, permute_bytes),
         _ => return None,
     })
 }
@@ -92,21 +126,22 @@ fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
 }
 
 fn shifts(name: &str) -> Option<Compute> {
-    use Compute::{Three, Two};
     Some(match name {
-        "v_lshlrev_b32" => Two(|a, b| b << (a & 31)),
-        "v_lshrrev_b32" => Two(|a, b| b >> (a & 31)),
-        "v_ashrrev_i32" => Two(|a, b| (b as i32 >> (a & 31)) as u32),
+        "v_lshlrev_b32" => two!(|a, b| b << (a & 31)),
+        "v_lshrrev_b32" => two!(|a, b| b >> (a & 31)),
+        "v_ashrrev_i32" => two!(|a, b| (b as i32 >> (a & 31)) as u32),
         // Sixteen-bit results clear the upper half on gfx9.
-        "v_lshlrev_b16" => Two(|a, b| (b << (a & 15)) & 0xffff),
-        "v_lshrrev_b16" => Two(|a, b| (b & 0xffff) >> (a & 15)),
-        "v_lshl_or_b32" => Three(|a, b, c| a << (b & 31) | c),
-        "v_lshl_add_u32" => Three(|a, b, c| (a << (b & 31)).wrapping_add(c)),
-        "v_add_lshl_u32" => Three(|a, b, c| a.wrapping_add(b) << (c & 31)),
-        "v_alignbit_b32" => Three(|a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (c & 31)) as u32),
-        "v_alignbyte_b32" => Three(|a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (c & 3))) as u32),
-        "v_bfe_u32" => Three(|a, b, c| (a >> (b & 31)) & ((1u64 << (c & 31)) - 1) as u32),
-        "v_bfe_i32" => Three(|a, b, c| match c & 31 {
+        "v_lshlrev_b16" => two!(|a, b| (b << (a & 15)) & 0xffff),
+        "v_lshrrev_b16" => two!(|a, b| (b & 0xffff) >> (a & 15)),
+        "v_lshl_or_b32" => three!(Three, |a, b, c| a << (b & 31) | c),
+        "v_lshl_add_u32" => three!(Three, |a, b, c| (a << (b & 31)).wrapping_add(c)),
+        "v_add_lshl_u32" => three!(Three, |a, b, c| a.wrapping_add(b) << (c & 31)),
+        "v_alignbit_b32" => three!(Three, |a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (c & 31)) as u32),
+        "v_alignbyte_b32" => {
+            three!(Three, |a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (c & 3))) as u32)
+        }
+        "v_bfe_u32" => three!(Three, |a, b, c| (a >> (b & 31)) & ((1u64 << (c & 31)) - 1) as u32),
+        "v_bfe_i32" => three!(Three, |a, b, c| match c & 31 {
             0 => 0,
             width => {
                 let unused = 32 - width;
@@ -118,26 +153,25 @@ fn shifts(name: &str) -> Option<Compute> {
 }
 
 fn floats(name: &str) -> Option<Compute> {
-    use Compute::{Accumulate, One, Three, Two};
     Some(match name {
-        "v_add_f32" => Two(|a, b| (f(a) + f(b)).to_bits()),
-        "v_sub_f32" => Two(|a, b| (f(a) - f(b)).to_bits()),
-        "v_subrev_f32" => Two(|a, b| (f(b) - f(a)).to_bits()),
-        "v_mul_f32" => Two(|a, b| (f(a) * f(b)).to_bits()),
-        "v_fma_f32" => Three(fused),
-        "v_fmac_f32" => Accumulate(fused),
+        "v_add_f32" => two!(|a, b| (f(a) + f(b)).to_bits()),
+        "v_sub_f32" => two!(|a, b| (f(a) - f(b)).to_bits()),
+        "v_subrev_f32" => two!(|a, b| (f(b) - f(a)).to_bits()),
+        "v_mul_f32" => two!(|a, b| (f(a) * f(b)).to_bits()),
+        "v_fma_f32" => three!(Three, fused),
+        "v_fmac_f32" => three!(Accumulate, fused),
         // The text has the constant where it stands in the sum: a*b + K and a*K + b.
-        "v_fmaak_f32" | "v_fmamk_f32" => Three(fused),
-        "v_max_f32" => Two(larger),
-        "v_min_f32" => Two(|a, b| larger(a ^ SIGN, b ^ SIGN) ^ SIGN),
-        "v_max3_f32" => Three(|a, b, c| larger(larger(a, b), c)),
+        "v_fmaak_f32" | "v_fmamk_f32" => three!(Three, fused),
+        "v_max_f32" => two!(larger),
+        "v_min_f32" => two!(|a, b| larger(a ^ SIGN, b ^ SIGN) ^ SIGN),
+        "v_max3_f32" => three!(Three, |a, b, c| larger(larger(a, b), c)),
         // Only as the start of a division or of an integer division, which make up for its error: any value within
         // one unit in the last place gives the same quotient.
-        "v_rcp_f32" | "v_rcp_iflag_f32" => One(|a| ((1.0 / f64::from(f(a))) as f32).to_bits()),
+        "v_rcp_f32" | "v_rcp_iflag_f32" => one!(|a| ((1.0 / f64::from(f(a))) as f32).to_bits()),
         // As above: the square root that kernels call is made correct from it.
-        "v_sqrt_f32" => One(|a| f(a).sqrt().to_bits()),
-        "v_trunc_f32" => One(|a| f(a).trunc().to_bits()),
-        "v_div_fixup_f32" => Three(super::division::fix_up),
+        "v_sqrt_f32" => one!(|a| f(a).sqrt().to_bits()),
+        "v_trunc_f32" => one!(|a| f(a).trunc().to_bits()),
+        "v_div_fixup_f32" => three!(Three, super::division::fix_up),
         _ => return None,
     })
 }
@@ -166,13 +200,12 @@ fn larger(a: u32, b: u32) -> u32 {
 }
 
 fn conversions(name: &str) -> Option<Compute> {
-    use Compute::One;
     Some(match name {
-        "v_cvt_f32_u32" => One(|a| (a as f32).to_bits()),
-        "v_cvt_f32_i32" => One(|a| (a as i32 as f32).to_bits()),
-        "v_cvt_f32_ubyte0" => One(|a| ((a & 0xff) as f32).to_bits()),
-        "v_cvt_u32_f32" => One(|a| f(a) as u32),
-        "v_cvt_i32_f32" => One(|a| f(a) as i32 as u32),
+        "v_cvt_f32_u32" => one!(|a| (a as f32).to_bits()),
+        "v_cvt_f32_i32" => one!(|a| (a as i32 as f32).to_bits()),
+        "v_cvt_f32_ubyte0" => one!(|a| ((a & 0xff) as f32).to_bits()),
+        "v_cvt_u32_f32" => one!(|a| f(a) as u32),
+        "v_cvt_i32_f32" => one!(|a| f(a) as i32 as u32),
         _ => return None,
     })
 }

@@ -1,0 +1,73 @@
+// sparse_decode: from combined states to outputs and LSEs, and the combination of parts that went through the workspace.
+#pragma once
+
+#include "batch.cuh"
+#include "logarithm.cuh"
+
+namespace msa {
+
+MSA_DEVICE void store_output(const DecodeArguments& p, int row, int head, int channel, float4 v) {
+  uint8_t* out = p.output + (uint64_t)row * p.output_row + (uint64_t)head * p.output_head;
+  if (p.output_type == 2) {
+    *(float4*)(out + channel * 4) = v;
+  } else {
+    const uint2 pairs = p.output_type == 0 ? make_uint2(to_bf16x2(v.y, v.x), to_bf16x2(v.w, v.z))
+                                           : make_uint2(to_f16x2(v.y, v.x), to_f16x2(v.w, v.z));
+    *(uint2*)(out + channel * 2) = pairs;
+  }
+}
+
+// Output and LSE of one head from its combined state, m being a score times the slope; four channels of this thread.
+MSA_DEVICE void finish(const DecodeArguments& p, int row, int head, int channel, float4 o, float m, float l, float value_factor,
+                       bool writes_lse) {
+  const float inverse = l > 0.f ? __frcp_rn(l) : 0.f;
+  // A NaN sum must stay one.
+  const float factor = l != l ? l : inverse;
+  store_output(p, row, head, channel,
+               make_float4(__fmul_rn(__fmul_rn(o.x, factor), value_factor), __fmul_rn(__fmul_rn(o.y, factor), value_factor),
+                           __fmul_rn(__fmul_rn(o.z, factor), value_factor), __fmul_rn(__fmul_rn(o.w, factor), value_factor)));
+  if (p.lse && writes_lse) {
+    float lse = l == 0.f ? -INFINITY : __fmaf_rn(m, 0.693147182464599609375f, natural_log(l));
+    if (p.lse_base_two) lse = __fmul_rn(lse, 1.44269502f);
+    *(float*)(p.lse + (uint64_t)row * p.lse_row + (uint64_t)head * p.lse_head) = lse;
+  }
+}
+
+// The slope: f32(scale * log2 e).
+MSA_DEVICE float binary_scale(float scale) { return __double2float_rn(__dmul_rn((double)scale, 1.4426950408889634)); }
+
+MSA_DEVICE float weight_of(float m, float most) { return most == -INFINITY ? 0.f : exp2_approx(__fadd_rn(m, -most)); }
+
+// One more state (m, l, o) of a head whose highest reference is `most`.
+MSA_DEVICE void add_state(float2 ml, float4 o, float most, float& total, float4& out) {
+  const float a = weight_of(ml.x, most);
+  total = __fmaf_rn(ml.y, a, total);
+  out.x = __fmaf_rn(o.x, a, out.x), out.y = __fmaf_rn(o.y, a, out.y);
+  out.z = __fmaf_rn(o.z, a, out.z), out.w = __fmaf_rn(o.w, a, out.w);
+}
+
+// Combines the parts of a row in ascending order from the workspace: one warp a (row, head), four channels a lane.
+MSA_DEVICE void combine_parts(const DecodeArguments& p) {
+  wait_for_predecessor();
+  const int lane = threadIdx.x & 31, heads = p.groups * p.group_heads;
+  const int64_t item = (int64_t)blockIdx.x * 4 + (threadIdx.x >> 5);
+  const int head = item % heads, sequence = item / heads;
+  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
+  release_successor();
+  if (request_id >= (int)p.batch.requests) return;
+  const Request request = load_request(p.batch, request_id, false);
+  if (i_row >= request.rows) return;
+  const int row = request.first_row + i_row;
+  const uint64_t first = (uint64_t)row * p.splits * heads + head;
+  float most = -INFINITY, total = 0.f;
+  for (uint32_t k = 0; k < p.splits; k++) most = fmaxf(most, p.partial_states[(first + (uint64_t)k * heads) * 2]);
+  float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
+  for (uint32_t k = 0; k < p.splits; k++) {
+    const uint64_t state = first + (uint64_t)k * heads;
+    add_state(*(const float2*)(p.partial_states + state * 2), *(const float4*)(p.partial_outputs + state * CHANNELS + lane * 4), most,
+              total, out);
+  }
+  finish(p, row, head, lane * 4, out, most, total, scale_or_one(p.value_factor), lane == 0);
+}
+
+}  // namespace msa

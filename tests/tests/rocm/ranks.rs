@@ -1,0 +1,283 @@
+//! Ranks of one process, each a simulated GPU, and the selection of a single device to compare with.
+
+use std::sync::Arc;
+
+use msa_core::args::{Args, Role};
+use msa_core::backend::{Device, Span, Status, Stream};
+use msa_core::op::{IndexScore, Op, Select};
+use msa_core::plan::PlanOptions;
+use msa_core::tensor::{DType, Tensor};
+use msa_emu::gfx9::Options;
+use msa_fake_hip::{Setup, Simulated};
+use msa_ref::sim::select::select_row;
+use msa_rocm::backend_over;
+use msa_rocm::indexer::{IndexerOptions, IndexerPlan, IndexerRank, QuerySource, Transport};
+use msa_tests::Case;
+use msa_tests::compare::widen;
+use msa_tests::inputs::{Inputs, generate};
+use msa_tests::memory::Placement;
+use msa_tests::oracle::simulate::reference_plan;
+use msa_tests::rocm_emu;
+use msa_tests::steps::Run;
+
+/// One group of ranks.
+#[derive(Debug, Clone)]
+pub(crate) struct Group {
+    pub(crate) arch: &'static str,
+    pub(crate) world: u32,
+    /// A case of `index_score`; `init`, `local`, `order` and `k` are those of the selection.
+    pub(crate) line: String,
+    pub(crate) transport: Transport,
+    pub(crate) queries: QuerySource,
+    /// Every rank's cache holds its own pages alone.
+    pub(crate) sharded: bool,
+    pub(crate) spins: u32,
+    pub(crate) options: Options,
+}
+
+impl Group {
+    pub(crate) fn new(arch: &'static str, world: u32, line: &str) -> Self {
+        Self {
+            arch,
+            world,
+            line: line.to_owned(),
+            transport: Transport::Candidates,
+            queries: QuerySource::Replicated,
+            sharded: false,
+            spins: 1 << 16,
+            options: Options::default(),
+        }
+    }
+
+    pub(crate) fn start(&self) -> Ranks {
+        Ranks::new(self)
+    }
+
+    /// One run on every rank; the lists of each must be those of one device.
+    pub(crate) fn check(&self) {
+        let ranks = self.start();
+        ranks.enqueue_all();
+        ranks.assert_equal(&ranks.inputs, &format!("{self:?}"));
+    }
+}
+
+/// A device of the group with what is placed on it.
+pub(crate) struct Member {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) rank: IndexerRank,
+    pub(crate) args: Args,
+    pub(crate) workspace: Span,
+    /// Keeps the buffers of `args`.
+    _placement: Placement,
+}
+
+pub(crate) struct Ranks {
+    pub(crate) simulated: Simulated,
+    pub(crate) members: Vec<Member>,
+    pub(crate) case: Case,
+    pub(crate) inputs: Inputs,
+    pub(crate) select: Select,
+    op: IndexScore,
+}
+
+impl Ranks {
+    fn new(group: &Group) -> Self {
+        let case: Case = group.line.parse().unwrap();
+        let Op::IndexScore(op) = case.descriptor().unwrap() else { panic!("{}", group.line) };
+        let select = selection(&case);
+        let inputs = generate(&case, &Op::IndexScore(op.clone())).unwrap();
+        let architectures = vec![group.arch; group.world as usize];
+        let setup = Setup { options: group.options, ..Setup::of(&architectures) };
+        let simulated = Simulated::with(&setup);
+        let backend = backend_over(simulated.hip(), rocm_emu::images().unwrap());
+        let devices: Vec<_> = (0..group.world).map(|rank| backend.open(rank).unwrap()).collect();
+        let lengths = case.bounds().unwrap();
+        let plans: Vec<IndexerPlan> = (0..group.world)
+            .map(|rank| {
+                let options = IndexerOptions {
+                    transport: group.transport,
+                    queries: group.queries,
+                    spins: group.spins,
+                    ..IndexerOptions::new(group.world, rank)
+                };
+                IndexerPlan::new(&*devices[0], &op, &select, &lengths, &options).unwrap()
+            })
+            .collect();
+        let shared: Vec<u64> = match group.transport {
+            Transport::Collective => Vec::new(),
+            _ => devices.iter().map(|device| zeroed(&**device, plans[0].shared.bytes())).collect(),
+        };
+        let members = plans.iter().zip(&devices).enumerate().map(|(rank, (plan, device))| {
+            let placement = Placement::new(device, &of_rank(&inputs, plan, group), case.gap, 0).unwrap();
+            let heads = match group.transport {
+                Transport::Scores => plan.shared.heads_of(rank as u32).len() as u64,
+                _ => op.geometry.index_heads.into(),
+            };
+            let lists = lists_tensor(&**device, plan.rows().into(), heads, op.geometry.top_k);
+            let args = placement.args.without(Role::Scores).with(Role::BlockIndices, lists);
+            let workspace = filled(&**device, plan.workspace_bytes());
+            let images = rocm_emu::images().unwrap();
+            let rank = IndexerRank::new(simulated.hip(), rank as u32, images, plan, &shared).unwrap();
+            Member { device: Arc::clone(device), rank, args, workspace, _placement: placement }
+        });
+        let members = members.collect();
+        Self { simulated, members, case, inputs, select, op }
+    }
+
+    /// Enqueues on every rank's default stream. Nothing runs until somebody waits.
+    pub(crate) fn enqueue_all(&self) {
+        self.members.iter().for_each(|member| member.enqueue(Stream(0)));
+    }
+
+    /// Waits, and compares every rank's lists with those of one device on `inputs`.
+    pub(crate) fn assert_equal(&self, inputs: &Inputs, what: &str) {
+        let want = self.single_device(inputs);
+        for (number, member) in self.members.iter().enumerate() {
+            assert_eq!(member.status(Stream(0)), Status::default(), "rank {number}: {what}");
+            let lists = *member.args.tensor(Role::BlockIndices).unwrap();
+            let heads = if lists.extent(1) == u64::from(self.op.geometry.index_heads) {
+                0..self.op.geometry.index_heads
+            } else {
+                member.rank.plan().shared.heads_of(number as u32)
+            };
+            let got = member.lists();
+            let k = self.op.geometry.top_k as usize;
+            let all = self.op.geometry.index_heads as usize;
+            let rows = want.len() / (all * k);
+            let own = (0..rows)
+                .flat_map(|row| heads.clone().map(move |head| row * all + head as usize))
+                .flat_map(|list| &want[list * k..(list + 1) * k]);
+            let got = &got[..rows * heads.len() * k];
+            assert!(own.eq(got), "rank {number}: {what}\n got {got:?}\nwant {want:?}");
+        }
+    }
+
+    /// Lists `[rows of requests, heads, k]` of one device: scores of the reference under the kernels' arithmetic, then the
+    /// reference's selection.
+    pub(crate) fn single_device(&self, inputs: &Inputs) -> Vec<i32> {
+        let (case, device) = (&self.case, &self.members[0].device);
+        let op = Op::IndexScore(self.op.clone());
+        let plan = device.plan(&op, &case.bounds().unwrap(), &PlanOptions::default()).unwrap();
+        let run = Run::start(&msa_ref::device(), case, &reference_plan(&plan).unwrap(), inputs).unwrap();
+        let (heads, k) = (self.op.geometry.index_heads as usize, self.op.geometry.top_k as usize);
+        let scores = *run.placement.args.tensor(Role::Scores).unwrap();
+        let contents = run.read().unwrap();
+        let image = msa_tests::memory::Image::new(&contents);
+        let mut lists = vec![-1; inputs.batch.request_of.len() * heads * k];
+        for row in 0..inputs.batch.request_of.len() {
+            let Ok(position) = u32::try_from(inputs.batch.position(row)) else { continue };
+            for head in 0..heads {
+                let bytes = image.row(&scores, &[row as u64, head as u64]).unwrap();
+                let values: Vec<f32> = widen(DType::F32, bytes).iter().map(|v| *v as f32).collect();
+                let list = &mut lists[(row * heads + head) * k..][..k];
+                select_row(&values, position / case.geometry.block, &self.select, list).unwrap();
+            }
+        }
+        lists
+    }
+
+    /// Writes i32 values over a tensor of every rank.
+    pub(crate) fn write(&self, role: Role, values: &[i32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        for member in &self.members {
+            let tensor = member.args.tensor(role).unwrap();
+            member.device.memory().write(tensor.address, &bytes).unwrap();
+        }
+    }
+}
+
+impl Member {
+    pub(crate) fn enqueue(&self, stream: Stream) {
+        // SAFETY: everything was placed on this device and stays; the shared memory was zero and is this group's.
+        unsafe { self.rank.enqueue(stream, &self.args, self.workspace) }.unwrap();
+    }
+
+    pub(crate) fn status(&self, stream: Stream) -> Status {
+        // SAFETY: the workspace of the runs above.
+        unsafe { self.rank.status(stream, self.workspace) }.unwrap()
+    }
+
+    pub(crate) fn lists(&self) -> Vec<i32> {
+        let tensor = self.args.tensor(Role::BlockIndices).unwrap();
+        let mut bytes = vec![0; (tensor.shape().iter().product::<u64>() * 4) as usize];
+        self.device.memory().read(tensor.address, &mut bytes).unwrap();
+        msa_tests::compare::i32s(&bytes)
+    }
+}
+
+/// The selection that a case of `index_score` names in its other fields.
+pub(crate) fn selection(case: &Case) -> Select {
+    let case = Case { op: msa_core::op::OpKind::Select, ..case.clone() };
+    match case.descriptor().unwrap() {
+        Op::Select(select) => select,
+        other => panic!("{}", other.name()),
+    }
+}
+
+/// What a rank is given: its own heads' queries, its own pages.
+fn of_rank(inputs: &Inputs, plan: &IndexerPlan, group: &Group) -> Inputs {
+    let mut own = inputs.clone();
+    let rank = plan.options.rank;
+    if group.queries == QuerySource::Own {
+        let heads = plan.shared.heads_of(rank);
+        let query = own.tensors.iter_mut().find(|tensor| tensor.role == Role::IndexQuery).unwrap();
+        let head = (query.shape[2] * query.dtype.bytes()) as usize;
+        let row = head * query.shape[1] as usize;
+        let range = heads.start as usize * head..heads.end as usize * head;
+        let bytes = query.bytes.take().unwrap();
+        query.bytes = Some(bytes.chunks(row).flat_map(|row| row[range.clone()].to_vec()).collect());
+        query.shape[1] = heads.len() as u64;
+    }
+    if group.sharded {
+        shard(&mut own, rank, group.world);
+    }
+    own
+}
+
+/// Pages of other ranks become poison, and their entries of the tables name no page.
+fn shard(inputs: &mut Inputs, rank: u32, world: u32) {
+    let width = inputs.batch.width as usize;
+    let pages = inputs.batch.pages as usize;
+    let (mut tables, mut kept) = (inputs.batch.tables.clone(), vec![false; pages]);
+    for (at, page) in tables.iter_mut().enumerate() {
+        if (at % width) as u32 % world != rank {
+            *page = i32::MAX;
+        } else if let Some(kept) = usize::try_from(*page).ok().and_then(|page| kept.get_mut(page)) {
+            *kept = true;
+        }
+    }
+    for memory in &mut inputs.caches {
+        let page = memory.bytes.len() / pages;
+        let others = memory.bytes.chunks_mut(page).zip(&kept).filter(|(_, kept)| !**kept);
+        others.for_each(|(bytes, _)| bytes.fill(0xff));
+    }
+    let table = inputs.tensors.iter_mut().find(|tensor| tensor.role == Role::BlockTable).unwrap();
+    table.bytes = Some(tables.iter().flat_map(|page| page.to_le_bytes()).collect());
+}
+
+fn zeroed(device: &dyn Device, bytes: u64) -> u64 {
+    let address = device.memory().allocate(bytes).unwrap();
+    device.memory().write(address, &vec![0; bytes as usize]).unwrap();
+    address
+}
+
+fn filled(device: &dyn Device, bytes: u64) -> Span {
+    let address = device.memory().allocate(bytes).unwrap();
+    device.memory().write(address, &vec![0xff; bytes as usize]).unwrap();
+    Span { address, bytes }
+}
+
+fn lists_tensor(device: &dyn Device, rows: u64, heads: u64, k: u32) -> Tensor {
+    let bytes = rows * heads * u64::from(k) * 4;
+    let address = device.memory().allocate(bytes.max(1)).unwrap();
+    device.memory().write(address, &vec![0xcd; bytes as usize]).unwrap();
+    Tensor::contiguous(address, DType::I32, &[rows, heads, k.into()]).unwrap()
+}
+
+/// Formats of an architecture for a case line.
+pub(crate) fn formats(arch: &str) -> [&'static str; 2] {
+    match arch {
+        "gfx942" => ["iq=e4m3fnuz,ik=nvfp4", "iq=e4m3fnuz,ik=fp8fnuz"],
+        _ => ["iq=e4m3,ik=nvfp4", "iq=e4m3,ik=fp8"],
+    }
+}

@@ -1,0 +1,52 @@
+//! Every world, transport and source of queries.
+
+use msa_rocm::indexer::{QuerySource, Transport};
+use msa_tests::rocm_emu::ARCHITECTURES;
+
+use crate::ranks::{Group, formats};
+
+/// Ragged, speculative rows, contexts shorter than the world's pages, a request before its first token.
+const RAGGED: &str = "hq=16,hkv=4,hi=4,k=4,len=[2x1000,1x130,3x2,0x0,1x0,4x513]";
+
+#[test]
+fn every_world_selects_what_one_device_selects() {
+    for world in 1..=8 {
+        for (number, arch) in ARCHITECTURES.into_iter().enumerate() {
+            let format = formats(arch)[(world as usize + number) % 2];
+            let line = format!("index_score({RAGGED},{format},seed={world})");
+            let group = Group { sharded: world % 2 == 0, ..Group::new(arch, world, &line) };
+            group.check();
+        }
+    }
+}
+
+#[test]
+fn own_queries_and_scores_to_the_owner() {
+    for world in [1, 2, 4, 8] {
+        let arch = ARCHITECTURES[world as usize / 2 % 2];
+        let line = format!("index_score({RAGGED},{},seed=3)", formats(arch)[0]);
+        for transport in [Transport::Candidates, Transport::Scores] {
+            for queries in [QuerySource::Replicated, QuerySource::Own] {
+                Group { transport, queries, sharded: true, ..Group::new(arch, world, &line) }.check();
+            }
+        }
+    }
+}
+
+#[test]
+fn ties_nan_forced_blocks_and_order_by_score() {
+    for (world, more) in [
+        (2, "in=ties"),
+        (3, "in=nan"),
+        (5, "in=ties,init=2,local=3"),
+        (4, "in=nan,order=score_then_own,init=1"),
+    ] {
+        for arch in ARCHITECTURES {
+            let line =
+                format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],{},{more})", formats(arch)[1]);
+            Group::new(arch, world, &line).check();
+        }
+    }
+    let line = format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],{},in=nan)", formats("gfx950")[1]);
+    Group { transport: Transport::Scores, ..Group::new("gfx950", 2, &line) }.check();
+}
