@@ -232,7 +232,9 @@ impl State {
             }
             Task::Launch(launch) => {
                 self.report(format!("run stream={stream:#x} {launch}"));
-                if let Some((_, code)) = self.broken.take_if(|(symbol, _)| *symbol == launch.symbol) {
+                if let Some((_, code)) =
+                    self.broken.take_if(|(symbol, _)| launch.symbol.starts_with(&**symbol))
+                {
                     return Err(code);
                 }
                 execute::run(&launch, device, &mut self.memory).map_err(|fault| {

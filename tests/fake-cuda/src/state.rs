@@ -24,7 +24,7 @@ pub(crate) struct State {
     modules: BTreeMap<usize, Module>,
     functions: BTreeMap<usize, Function>,
     failures: Vec<Failure>,
-    /// Symbol of the kernel that fails when it runs next, and how.
+    /// How the name of the kernel begins that fails when it runs next, and how it fails.
     pub(crate) broken: Option<(String, Code)>,
     log: Vec<String>,
     detail: String,

@@ -74,10 +74,11 @@ fn rules(image: &Image, arch: &str, census: &str) -> Vec<String> {
     if has("QMUL4") != wants_qmul4 {
         broken.push(format!("QMUL4 {}", if wants_qmul4 { "is missing" } else { "must not be here" }));
     }
-    // Hopper has f16 and bf16 products of warps and of warpgroups.
-    let products: &[&str] = match image.name.rsplit('.').next() {
-        Some("wgmma") => &["QGMMA"],
-        Some("f16" | "bf16" | "mixed") => &["HMMA", "HGMMA"],
+    // Hopper has two instructions for products of 16-bit operands: a warp's and a warpgroup's.
+    let products: &[&str] = match (image.name.rsplit('.').next(), arch) {
+        (Some("wgmma"), _) => &["QGMMA"],
+        (Some("f16" | "bf16" | "mixed"), "90a") => &["HMMA", "HGMMA"],
+        (Some("f16" | "bf16" | "mixed"), _) => &["HMMA"],
         _ => &[],
     };
     if !products.is_empty() && !products.iter().any(|kind| has(kind)) {
@@ -219,6 +220,13 @@ mod tests {
         let census = "kernel f registers 8 shared 0 stack 0 local 0\n  HMMA.16816.F32 1\n";
         assert_eq!(rules(&image, "90a", census), Vec::<String>::new());
         assert_eq!(rules(&image, "100a", census), ["QMUL4 is missing"]);
+        let group = census.replace("HMMA.16816.F32", "HGMMA.64x8x16.F32");
+        assert_eq!(rules(&image, "90a", &group), Vec::<String>::new());
+        assert_eq!(rules(&image, "107a", &group), ["HMMA is missing"]);
+        assert_eq!(
+            rules(&image, "90a", "kernel f registers 8 stack 0 local 0\n"),
+            ["HMMA or HGMMA is missing"]
+        );
         let spilled = census.replace("local 0", "local 24") + "  QMUL4.E4M3x4 4\n";
         assert_eq!(rules(&image, "90a", &spilled).len(), 2);
     }

@@ -36,7 +36,7 @@ pub unsafe extern "C" fn msa_fake_cuda_fail(name: *const c_char, code: c_int, sk
     with(|state| state.plan_failure(name, code, skip));
 }
 
-/// Makes the kernel `symbol` fail with `code` when it runs next: its context keeps the error.
+/// Makes a kernel whose name starts with `symbol` fail with `code` when it runs next: its context keeps the error.
 ///
 /// # Safety
 /// `symbol` ends with a zero.
