@@ -51,7 +51,7 @@ pub(crate) fn parameters(op: &Op, batch: Batch, heads: usize, columns: usize) ->
 
 /// Seeds from this on have positions of their own.
 const POSITIONS: u64 = 100;
-/// With this one the length of request 1 is above its bound.
+/// With this one the length of the last request is above its bound.
 const TOO_LONG: u64 = 50;
 
 fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64) {
@@ -62,7 +62,7 @@ fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64
         if seed >= POSITIONS {
             requests.scatter_positions(&mut random);
         }
-        requests.too_long = (seed == TOO_LONG).then_some(1);
+        requests.too_long = (seed == TOO_LONG).then_some(lengths.len() - 1);
         let columns = lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).max().unwrap() as usize;
         let scores = random_scores(requests.rows() * heads * columns, &mut random);
         let (lists, k) = (if reduced { 1 } else { heads }, op.geometry.top_k as usize);
@@ -132,6 +132,10 @@ fn order_by_score_and_one_list_for_all_heads() {
 fn a_row_that_sees_nothing_selects_nothing() {
     check(&[(3, 2)], 1, &op(16, 0, 1), false, 8);
     check(&[(2, 900), (3, 300)], 1, &op(16, 0, 1), false, TOO_LONG);
+    // A request without rows, beyond those that a wave looks at together for its row.
+    let mut many = vec![(1, 200); 65];
+    many.push((0, 300));
+    check(&many, 1, &op(16, 0, 1), false, TOO_LONG);
     check(&[(4, 900), (3, 300)], 1, &op(16, 0, 1), false, POSITIONS);
 }
 
