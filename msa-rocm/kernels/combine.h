@@ -31,11 +31,13 @@ DEVICE void combine(const Slope& slope, float scale, float (&output)[8], float& 
   }
 }
 
+// `Partial`: always a partial state, whose output is f32.
+template <bool Partial>
 DEVICE void store(const SparseDecode& a, u32 part, u64 row, u64 head, const float (&output)[8], float lse) {
   u32 g = lane_id() / 16;
   u8 GLOBAL* at = a.output + part * a.output_part_stride + row * a.output_row_stride + head * a.output_head_stride;
   u32 channel = 32 * g + 8 * wave_id();
-  if (a.output_bf16) {
+  if (!Partial && a.output_bf16) {
     u32x4 packed;
 #pragma unroll
     for (u32 n = 0; n < 4; n++) packed[n] = to_bf16(output[2 * n]) | (u32)to_bf16(output[2 * n + 1]) << 16;
@@ -49,7 +51,7 @@ DEVICE void store(const SparseDecode& a, u32 part, u64 row, u64 head, const floa
 
 // Combines the states of the waves and stores output and LSE of every query head of a unit. All threads call it; those
 // that come again must pass a barrier first, because others may still read.
-template <Format F>
+template <Format F, bool Partial>
 DEVICE void finish(const SparseDecode& a, const State& state, const Slope& slope, u32 part, u64 row, u32 unit) {
   u32 lane = lane_id(), m = lane % 16;
   shared_max[wave_id()][lane] = state.max;
@@ -64,5 +66,5 @@ DEVICE void finish(const SparseDecode& a, const State& state, const Slope& slope
 #pragma unroll
   for (u32 n = 0; n < 8; n++) output[n] = sum == 0.0f ? 0.0f : canonical(output[n] / sum * value_scale);
   float lse = sum == 0.0f ? minus_infinity() : canonical(fused(max, slope.natural, ln_polynomial(sum)));
-  store(a, part, row, (u64)unit * a.unit_heads + m, output, lse);
+  store<Partial>(a, part, row, (u64)unit * a.unit_heads + m, output, lse);
 }

@@ -47,7 +47,7 @@ DEVICE void sparse_decode(const SparseDecode& a) {
   State state;
   clear(state);
   attend<Q, F>(state, a, part, request, i, unit, slope);
-  finish<F>(a, state, slope, part.part, row, unit);
+  finish<F, false>(a, state, slope, part.part, row, unit);
 }
 
 KERNEL(kThreads, sparse_decode, q8kv8, mfma)(SparseDecode a) { sparse_decode<Query::kFp8, Format::kFp8>(a); }

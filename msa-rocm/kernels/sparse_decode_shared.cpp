@@ -57,7 +57,7 @@ DEVICE void share_page(const SparseDecode& a) {
       values = whole;
       if (pair.visible < kBlockTokens) hide_values<F>(values, (i32)pair.visible);
     });
-    finish<F>(a, state, slope, pair.slot, pair.row, unit);
+    finish<F, true>(a, state, slope, pair.slot, pair.row, unit);
     barrier();
   }
 }

@@ -51,7 +51,7 @@ pub(crate) fn parameters(op: &Op, batch: Batch, heads: usize, columns: usize) ->
 
 /// Seeds from this on have positions of their own.
 const POSITIONS: u64 = 100;
-/// With this one the length of request 1 is above its bound.
+/// With this one the length of the last request is above its bound.
 const TOO_LONG: u64 = 50;
 
 fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64) {
@@ -62,7 +62,7 @@ fn check(lengths: &[(u32, u32)], heads: usize, op: &Op, reduced: bool, seed: u64
         if seed >= POSITIONS {
             requests.scatter_positions(&mut random);
         }
-        requests.too_long = (seed == TOO_LONG).then_some(1);
+        requests.too_long = (seed == TOO_LONG).then_some(lengths.len() - 1);
         let columns = lengths.iter().map(|(_, kv)| kv.div_ceil(BLOCK as u32)).max().unwrap() as usize;
         let scores = random_scores(requests.rows() * heads * columns, &mut random);
         let (lists, k) = (if reduced { 1 } else { heads }, op.geometry.top_k as usize);
@@ -132,6 +132,10 @@ fn order_by_score_and_one_list_for_all_heads() {
 fn a_row_that_sees_nothing_selects_nothing() {
     check(&[(3, 2)], 1, &op(16, 0, 1), false, 8);
     check(&[(2, 900), (3, 300)], 1, &op(16, 0, 1), false, TOO_LONG);
+    // A request without rows, beyond those that a wave looks at together for its row.
+    let mut many = vec![(1, 200); 64];
+    many.push((0, 300));
+    check(&many, 1, &op(16, 0, 1), false, TOO_LONG);
     check(&[(4, 900), (3, 300)], 1, &op(16, 0, 1), false, POSITIONS);
 }
 
@@ -141,7 +145,12 @@ pub(crate) fn candidate_keys_are_the_largest_of_a_rank() {
         let Some(kernel) = kernel("candidate_keys", "f32", architecture, "radix") else { continue };
         for (world, rank) in [(1, 0), (3, 0), (3, 2), (8, 7)] {
             let (mut random, op) = (Random::new(9), op(16, 1, 2));
-            let mut requests = Requests::new(&[(2, 4000), (1, 200)], &mut random);
+            // More requests than a wave looks at together; the length of the last is above its bound.
+            let mut lengths = vec![(2, 4000), (1, 200)];
+            lengths.extend(vec![(0, 9); 63]);
+            lengths.push((1, 300));
+            let mut requests = Requests::new(&lengths, &mut random);
+            requests.too_long = (world == 8).then_some(lengths.len() - 1);
             if rank == 2 {
                 requests.scatter_positions(&mut random);
             }
@@ -159,7 +168,12 @@ pub(crate) fn candidate_keys_are_the_largest_of_a_rank() {
             let mut want = Vec::new();
             for (request, i) in requests.all_rows() {
                 let own = requests.visible(request, i).div_ceil(BLOCK).checked_sub(1).map(|own| own as u32);
-                let row = &scores[(requests.first_row(request) + i) * columns..][..columns];
+                let row = requests.first_row(request) + i;
+                if requests.is_lost(row) {
+                    want.extend([0xcd; 16 * 8]);
+                    continue;
+                }
+                let row = &scores[row * columns..][..columns];
                 let keys = local_keys(row, rank, world, own, &op).unwrap();
                 want.extend(keys.into_iter().flat_map(|key| key.to_bits().to_le_bytes()));
             }
