@@ -123,7 +123,7 @@ impl Random {
             (_, false) if word >> 8 & 15 == 0 => (byte & 0x87) | 0x70,
             (_, false) => (byte & 0x87) | 0x10,
             // The upper half of a bf16 holds sign and exponent.
-            (_, true) if at % 2 == 0 => byte,
+            (_, true) if at.is_multiple_of(2) => byte,
             (1, true) => (byte & 0x80) | 0x3f,
             (_, true) if word >> 8 & 15 == 0 => (byte & 0x80) | 0x43,
             (_, true) => (byte & 0x80) | 0x3c,
