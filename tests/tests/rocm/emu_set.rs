@@ -46,7 +46,12 @@ fn variants(device: &dyn Device, case: &Case, had: &BTreeMap<String, usize>) -> 
     };
     let few = |name: &&String| had.get(*name).copied().unwrap_or(0) < CASES_OF_OTHERS;
     let others = variants.iter().skip(1).filter(few).cloned().map(Some);
-    if case.options.variant.is_some() { vec![None] } else { std::iter::once(None).chain(others).collect() }
+    // A number of parts is a choice that a variant may have to refuse: such a case is the first choice's.
+    if case.options.variant.is_some() || case.options.splits.is_some() {
+        vec![None]
+    } else {
+        std::iter::once(None).chain(others).collect()
+    }
 }
 
 fn check(arch: &str) {
