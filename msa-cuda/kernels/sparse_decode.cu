@@ -79,7 +79,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   if (w == 0) {
     const int visible = visible_tokens(p.batch, request, i_row);
     load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_slots, lane, warp == 0 && rank == 0);
-    if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row);
+    if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row | (part.x == part.y ? ABSENT : 0));
   }
   if constexpr (PARTS == 1) __syncthreads();
   else named_barrier(1 + my_part, 32 * WARPS);
@@ -326,7 +326,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   release_successor();
 
   const float value_factor = scale_or_one(p.value_factor);
-  row = (int)load_shared_32(s_slots + Slots<C>::ROW);  // not kept in a register
+  const uint32_t own = load_shared_32(s_slots + Slots<C>::ROW);  // not kept in a register
+  row = (int)(own & ~ABSENT);
 
   // ---- warp states to shared memory (each warp over its own ring), combined in warp order
 #pragma unroll
@@ -371,6 +372,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       acc[x].z = __fmaf_rn(__uint_as_float(v.z), weights[k], acc[x].z), acc[x].w = __fmaf_rn(__uint_as_float(v.w), weights[k], acc[x].w);
     }
   }
+  // The plan has fewer parts than the cluster has places: what fills them up must not make a +0 of a -0.
+  if (own & ABSENT) acc[0] = acc[1] = acc[2] = acc[3] = make_float4(-0.f, -0.f, -0.f, -0.f);
   const bool live = h < (int)p.group_heads;
   if (p.splits == 1) {  // a combination of one state: its weight is 1, but -0 becomes +0
     if (live)

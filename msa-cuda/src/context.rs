@@ -130,7 +130,7 @@ impl Context {
         // SAFETY: the pointer is valid for one address.
         check(unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(16)) })?;
         // SAFETY: the allocation has at least this many bytes.
-        let copied = check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) });
+        let copied = unsafe { upload(address, bytes) };
         if copied.is_err() {
             // SAFETY: allocated above and not used by anything. The copy's error is the one to report.
             let _ = unsafe { sys::cuMemFree_v2(address) };
@@ -139,6 +139,18 @@ impl Context {
         tables.insert(bytes.to_vec(), address);
         Ok(address)
     }
+}
+
+/// Copies to the device and waits until the bytes are there: the copy of pageable memory returns when they are staged, and the
+/// streams of engines do not wait for the default one.
+///
+/// # Safety
+/// The context is current and `address` has room for `bytes`.
+pub(crate) unsafe fn upload(address: u64, bytes: &[u8]) -> Result<()> {
+    // SAFETY: the source has this length; the caller answers for the destination.
+    check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
+    // SAFETY: the default stream is always there.
+    check(unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
 }
 
 impl Drop for Context {

@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 use msa_core::backend::{Memory, Stream};
 use msa_core::error::Result;
 
-use crate::context::Context;
+use crate::context::{Context, upload};
 use crate::driver::check;
 
 /// Memory of one device.
@@ -30,7 +30,7 @@ impl Memory for DeviceMemory {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         let _current = self.0.enter()?;
         // SAFETY: the source has this length; the driver checks the destination.
-        check(unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })
+        unsafe { upload(address, bytes) }
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {

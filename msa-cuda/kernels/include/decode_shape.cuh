@@ -11,6 +11,8 @@ enum class Cache { BF16, FP8, NVFP4 };
 constexpr int WARPS = 4, GROUP = 16;
 // Most slots of a list.
 constexpr int MAX_SLOTS = 64;
+// Beside the row of a part: the plan has no such part, it fills up a cluster.
+constexpr uint32_t ABSENT = 1u << 31;
 
 // A warp's share of a block is 32 tokens; a stage holds K, or V, of TOKENS of them: rows, then NVFP4's scales.
 template <Cache C>

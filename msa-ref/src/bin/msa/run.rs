@@ -85,7 +85,8 @@ fn run_file(options: &Options, device: &Arc<dyn Device>, file: &InputFile) -> Re
     for workload in &workloads {
         let progress = Progress::on_stderr(6);
         let result = stages::run(device, workload, options, &progress, &mut report)?;
-        judge::judge(workload, &result, options.arithmetic.as_deref(), &progress, &mut report)?;
+        let bounded = report.is_f32();
+        judge::judge(workload, &result, bounded, &progress, &mut report)?;
         write_results(options, file, workload, &result)?;
     }
     if report.stages.is_empty() {

@@ -1,6 +1,7 @@
 //! The report of a run: what each stage took, and how its results agree with the expected ones. As fixed-width text
 //! or, with the same numbers in base units, as JSON.
 
+use msa_core::arithmetic::Named;
 use serde::Serialize;
 
 /// What `msa run` prints.
@@ -16,6 +17,13 @@ pub(crate) struct Report {
     pub(crate) agreement: Vec<AgreementRow>,
 }
 
+impl Report {
+    /// Whether every stage ran in the reference's own arithmetic, whose distance from the equations is bounded.
+    pub(crate) fn is_f32(&self) -> bool {
+        self.stages.iter().all(|stage| stage.arithmetic == Named::F32.name())
+    }
+}
+
 /// One stage of the step.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct StageRow {
@@ -23,6 +31,8 @@ pub(crate) struct StageRow {
     pub(crate) stage: String,
     /// Kernel variant, `index_score.q16k16.cpu`.
     pub(crate) variant: String,
+    /// Arithmetic of its plan, `f32`.
+    pub(crate) arithmetic: String,
     /// Wall-clock time in seconds.
     pub(crate) seconds: f64,
     /// What the time was spent on.
@@ -269,6 +279,7 @@ mod tests {
         let stage = |stage: &str, variant: &str, seconds, work| StageRow {
             stage: stage.to_owned(),
             variant: variant.to_owned(),
+            arithmetic: "f32".to_owned(),
             seconds,
             work,
         };

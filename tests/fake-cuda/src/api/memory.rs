@@ -24,15 +24,16 @@ entries! {
         state.memory.free(address)
     }
 
+    // The driver returns when the bytes are staged; they arrive when the default stream gets to it, which other streams do not
+    // wait for.
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) |state| {
         let context = state.current()?;
         state.refuse_in_capture()?;
         state.run_default(context)?;
         // SAFETY: the caller passes memory of this length.
-        let source = unsafe { host_bytes(from, bytes) }?;
-        let device = state.device_of(context)?;
-        state.memory.bytes_mut(device, to, bytes)?.copy_from_slice(&source);
-        Ok(())
+        let bytes = unsafe { host_bytes(from, bytes) }?;
+        check(state, context, to, bytes.len())?;
+        state.enqueue(context, Task::Upload { to, bytes })
     }
 
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) |state| {

@@ -87,7 +87,7 @@ fn check(
     let workload = layer.workload(&rows.sampled(), &positions);
     let mut stages = Report::default();
     let result = run_cached(device, &workload, options, layer.tables, layer.caches, progress, &mut stages)?;
-    judge::judge(&workload, &result, options.arithmetic.as_deref(), progress, report)?;
+    judge::judge(&workload, &result, stages.is_f32(), progress, report)?;
     let k = Geometry::M3.index_heads as usize * Geometry::M3.top_k as usize;
     let same = SAMPLED.iter().zip(result.indices.chunks_exact(k)).filter(|(row, list)| {
         let first = **row as usize * k;
@@ -151,6 +151,7 @@ impl Rows {
 #[derive(Default)]
 struct StepRow {
     variant: String,
+    arithmetic: String,
     seconds: f64,
     flops: u64,
     rows: Rows,
@@ -158,8 +159,14 @@ struct StepRow {
 
 impl StepRow {
     fn row(&self, stage: &str) -> StageRow {
-        let (variant, work) = (self.variant.clone(), Work::Flops(self.flops));
-        StageRow { stage: stage.to_owned(), variant, seconds: self.seconds, work }
+        let (variant, arithmetic) = (self.variant.clone(), self.arithmetic.clone());
+        StageRow {
+            stage: stage.to_owned(),
+            variant,
+            arithmetic,
+            seconds: self.seconds,
+            work: Work::Flops(self.flops),
+        }
     }
 }
 
@@ -309,7 +316,9 @@ impl Layer {
             output: output.to_f32s()?,
         };
         let flops = step_flops(first, rows);
-        Ok(StepRow { variant: prepared.plan().variant.clone(), seconds, flops, rows: rows_out })
+        let plan = prepared.plan();
+        let (variant, arithmetic) = (plan.variant.clone(), plan.arithmetic.name.clone());
+        Ok(StepRow { variant, arithmetic, seconds, flops, rows: rows_out })
     }
 }
 

@@ -17,12 +17,12 @@ use super::workload::Workload;
 use crate::progress::Progress;
 use crate::table::{AgreementRow, Report, Verdict};
 
-/// Adds the agreement rows of `result` to the report. The bounds are those of `f32`: under another `arithmetic` the
-/// scores, outputs and LSEs are a distance, not a judgement, and only the selection is held to its rule.
+/// Adds the agreement rows of `result` to the report. The bounds are those of `f32`: if a stage ran under another arithmetic
+/// (not `bounded`), scores, outputs and LSEs are a distance, not a judgement, and only the selection is held to its rule.
 pub(crate) fn judge(
     workload: &Workload,
     result: &StepResult,
-    arithmetic: Option<&str>,
+    bounded: bool,
     progress: &Progress,
     report: &mut Report,
 ) -> Result<()> {
@@ -40,7 +40,6 @@ pub(crate) fn judge(
     let mut total = RowJudgement::default();
     rows.into_iter().for_each(|row| total.add(row));
     // The file's tensors come from bf16 keys: over a quantised cache they are a distance, not a judgement.
-    let bounded = arithmetic.is_none_or(|name| name == Named::F32.name());
     let judged = bounded && result.caches.kv().format == CacheFormat::Bf16;
     total.report(workload, bounded, judged, report);
     progress.finish_one();

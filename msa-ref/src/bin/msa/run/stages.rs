@@ -144,7 +144,9 @@ pub(crate) fn timed(
     if !status.is_clean() {
         return Err(Error::invalid(format!("status of {name}"), "clean", status));
     }
-    Ok(StageRow { stage: name.to_owned(), variant: prepared.plan().variant.clone(), seconds, work })
+    let plan = prepared.plan();
+    let (variant, arithmetic) = (plan.variant.clone(), plan.arithmetic.name.clone());
+    Ok(StageRow { stage: name.to_owned(), variant, arithmetic, seconds, work })
 }
 
 fn append(
