@@ -236,9 +236,7 @@ impl Named {
                 (product, prefill::tcgen05(prefill::UNION_BF16, product))
             }
             Self::HopperDecodeF16K8 => (decode::F16_K8, decode::k8(decode::RUNNING, decode::F16_K8)),
-            Self::HopperDecodeBf16K8 => {
-                (decode::BF16_K8, decode::k8(decode::RUNNING_BF16, decode::BF16_K8))
-            }
+            Self::HopperDecodeBf16K8 => (decode::BF16_K8, decode::k8(decode::RUNNING_BF16, decode::BF16_K8)),
             Self::HopperDecodeWgmmaF16 => (decode::WGMMA_F16, decode::WGMMA),
             Self::HopperDecodeMmaE4m3 => (decode::MMA_E4M3, decode::RUNNING),
             Self::Cdna3Decode => (cdna::CDNA3_SCORES, cdna::CDNA3),

@@ -26,13 +26,26 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
         if !chosen(name) {
             continue;
         }
-        for (heads, context, rows) in
-            [(4, 131_072, 1), (4, 32_768, 1), (4, 524_288, 1), (4, 131_072, 4), (4, 131_072, 8), (2, 131_072, 1), (1, 131_072, 1)]
-        {
+        for (heads, context, rows) in [
+            (4, 131_072, 1),
+            (4, 32_768, 1),
+            (4, 524_288, 1),
+            (4, 131_072, 4),
+            (4, 131_072, 8),
+            (2, 131_072, 1),
+            (1, 131_072, 1),
+        ] {
             let geometry =
                 Geometry { query_heads: 16 * heads, kv_heads: heads, index_heads: heads, ..Geometry::M3 };
             let op = Attention { geometry, query, cache, ..Attention::default() };
-            line(bench, &op, &format!("{name} {:3}K q {rows} kv {heads}", context / 1024), rows, context, None)?;
+            line(
+                bench,
+                &op,
+                &format!("{name} {:3}K q {rows} kv {heads}", context / 1024),
+                rows,
+                context,
+                None,
+            )?;
         }
         for splits in [1, 2, 4, 8, 16] {
             let op = Attention { query, cache, ..Attention::default() };
@@ -42,7 +55,14 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-fn line(bench: &Bench<'_>, op: &Attention, name: &str, rows: u64, context: u64, splits: Option<u32>) -> Result<()> {
+fn line(
+    bench: &Bench<'_>,
+    op: &Attention,
+    name: &str,
+    rows: u64,
+    context: u64,
+    splits: Option<u32>,
+) -> Result<()> {
     let mut text = format!("sparse {name:24}:");
     for requests in REQUESTS {
         text += &format!(" {:6.1}", bench.decode(op, requests, rows, context, splits)?);
@@ -52,7 +72,14 @@ fn line(bench: &Bench<'_>, op: &Attention, name: &str, rows: u64, context: u64, 
 }
 
 impl Bench<'_> {
-    fn decode(&self, op: &Attention, requests: u64, rows: u64, context: u64, splits: Option<u32>) -> Result<f64> {
+    fn decode(
+        &self,
+        op: &Attention,
+        requests: u64,
+        rows: u64,
+        context: u64,
+        splits: Option<u32>,
+    ) -> Result<f64> {
         let g = op.geometry;
         let lengths = Lengths::upto(requests as u32, rows as u32, context as u32)?;
         let options = PlanOptions { splits, ..PlanOptions::default() };

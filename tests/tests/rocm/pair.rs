@@ -13,6 +13,13 @@ use msa_tests::trial::{Outputs, Trial};
 
 pub(crate) use msa_tests::rocm_emu::ARCHITECTURES;
 
+/// Element of a query, of a key, and their score over 128 channels: very negative.
+pub(crate) const LOGITS: &[(f32, f32, f64)] =
+    &[(-468.75, 1.0, -6e4), (-7812.5, 1.0, -1e6), (-2.34375e28, 1.0, -3e30)];
+
+/// Most that the mean of values 0 and 1 may be off under [`LOGITS`].
+pub(crate) const MEAN_ERROR: f64 = 1e-6;
+
 /// True if there are kernels to run.
 pub(crate) fn ready() -> bool {
     match rocm_emu::images() {

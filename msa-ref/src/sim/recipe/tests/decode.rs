@@ -49,10 +49,8 @@ fn warps(
     w: usize,
     c: f32,
 ) -> Vec<Warp> {
-    let mut heads: Vec<_> = queries
-        .chunks(D)
-        .map(|q| (q, Warp { m: f32::NEG_INFINITY, l: [0.0; 4], o: vec![0.0; D] }))
-        .collect();
+    let mut heads: Vec<_> =
+        queries.chunks(D).map(|q| (q, Warp { m: f32::NEG_INFINITY, l: [0.0; 4], o: vec![0.0; D] })).collect();
     for block in blocks {
         let token = |t: usize| 32 * w + t;
         let score = |q: &[f32], t: usize| match token(t) < block.visible {
