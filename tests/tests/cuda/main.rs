@@ -22,4 +22,5 @@ mod field_plans;
 mod field_repeats;
 #[path = "../gpu/field_select.rs"]
 mod field_select;
+mod field_support;
 mod pair;

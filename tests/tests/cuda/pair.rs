@@ -14,9 +14,16 @@ use msa_tests::trial::{Outputs, Trial};
 /// The one device, whatever it is: rows that run on every architecture run once.
 pub(crate) const ARCHITECTURES: [&str; 1] = ["cuda"];
 
+/// Formats of queries and KV cache.
+pub(crate) const FORMATS: [&str; 5] =
+    ["q=Q8,kv=nvfp4", "q=Q8,kv=KV8", "q=bf16,kv=bf16", "q=bf16,kv=nvfp4", "q=bf16,kv=KV8"];
+
 /// Element of a query, of a key, and their score over 128 channels: very negative. The -3e30 of the report is not among
 /// them: `tests/field.toml` says why.
 pub(crate) const LOGITS: &[(f32, f32, f64)] = &[(-468.75, 1.0, -6e4), (-7812.5, 1.0, -1e6)];
+
+/// Queries that attend to FP8 caches.
+pub(crate) const QUERIES: &[&str] = &["Q8", "bf16"];
 
 /// Most that the mean of values 0 and 1 may be off under [`LOGITS`]: P is rounded to bf16, half an ulp, where it meets V.
 pub(crate) const MEAN_ERROR: f64 = 0.5 / 512.0;

@@ -4,10 +4,8 @@ use msa_core::Role;
 use msa_tests::rows::Side;
 use msa_tests::trial::Trial;
 
-use crate::pair::{self, on_both, plain, ready};
+use crate::pair::{self, FORMATS, on_both, plain, ready};
 
-/// Formats of queries and KV cache.
-const FORMATS: [&str; 3] = ["q=Q8,kv=nvfp4", "q=Q8,kv=KV8", "q=bf16,kv=bf16"];
 const SMALL: &str = "hq=4,hkv=1,hi=1";
 
 fn lists(trial: &mut Trial, ids: &[i32]) {
