@@ -51,7 +51,9 @@ fn take(share: impl FnOnce() -> Share) {
 
 /// The device that the tests run on, or why there is none.
 fn found() -> Result<Arc<dyn Device>, String> {
-    static FOUND: OnceLock<Result<(Arc<dyn Device>, Registry), String>> = OnceLock::new();
+    /// With the registry, which holds the plugin.
+    type Found = (Arc<dyn Device>, Registry);
+    static FOUND: OnceLock<Result<Found, String>> = OnceLock::new();
     let open = || {
         let name = std::env::var("MSA_TEST_DEVICE").unwrap_or_else(|_| "cuda:0".to_owned());
         let mut registry = Registry::with_reference(msa_ref::backend());

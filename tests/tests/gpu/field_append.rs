@@ -186,7 +186,8 @@ fn k01_scales_stand_in_the_order_of_the_layout() {
                 &format!("append(hq=1,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,{RAW},layout={layout},len=[1x20])"),
             );
             for role in [Role::KeySource, Role::ValueSource] {
-                let value = |i: usize| (i % 128 / 16 + 1) as f32 * if i % 2 == 0 { 1.0 } else { -1.0 };
+                let value =
+                    |i: usize| (i % 128 / 16 + 1) as f32 * if i.is_multiple_of(2) { 1.0 } else { -1.0 };
                 pair.trial.set_values(role, value).unwrap();
             }
             let bytes = pair.caches();

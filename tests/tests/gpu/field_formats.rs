@@ -139,7 +139,7 @@ fn k04_every_block_scale_with_every_code() {
                 let place = msa_tests::rows::CacheSide::of_kv(&cache, Side::Value, 128).row(page, 0, offset);
                 for byte in 0..64 {
                     memory.bytes[place.data as usize + byte] =
-                        (2 * byte % 16) as u8 | ((2 * byte + 1) % 16) as u8 * 16;
+                        (2 * byte % 16) as u8 | (((2 * byte + 1) % 16) as u8 * 16);
                 }
                 for (group, address) in place.scales.iter().enumerate() {
                     memory.bytes[*address as usize] = (8 * request as usize + group).min(0x7e) as u8;

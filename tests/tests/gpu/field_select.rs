@@ -11,7 +11,7 @@ fn blocks(nblk: u32) -> String {
 
 /// The list of row 0 with scores by block id, the same on every architecture.
 fn list(nblk: u32, score: impl Fn(usize) -> f32) -> Vec<i32> {
-    let all = on_both(&blocks(nblk), |trial| trial.set_values(Role::Scores, |i| score(i)).unwrap());
+    let all = on_both(&blocks(nblk), |trial| trial.set_values(Role::Scores, &score).unwrap());
     let lists: Vec<Vec<i32>> = all.iter().map(|outputs| outputs.ids(Role::BlockIndices, 0)).collect();
     assert!(lists.iter().all(|list| *list == lists[0]));
     lists[0].clone()

@@ -196,9 +196,8 @@ fn l05_a_workspace_may_hold_anything_between_calls() {
                 // A call that fails midway leaves nothing that the next one trips over.
                 device.simulated().fail("hipModuleLaunchKernel", 1);
                 // SAFETY: everything was placed on this device and stays.
-                assert!(
-                    unsafe { prepared[which].enqueue(Stream(0), &placed[which].args, workspace) }.is_err()
-                );
+                let failed = unsafe { prepared[which].enqueue(Stream(0), &placed[which].args, workspace) };
+                assert!(failed.is_err());
                 device.simulated().fail("hipModuleLaunchKernel", 0);
             }
             // SAFETY: as above.
