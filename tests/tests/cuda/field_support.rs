@@ -162,7 +162,9 @@ fn p07_one_query_more_is_no_cliff() {
     if !ready_alone() || !timed() {
         return;
     }
-    let time = |queries: u32| seconds(&format!("sparse_decode(q=e4m3,kv=nvfp4,len=[{queries}*1x4096])"));
+    let time = |queries: u32| {
+        seconds(&format!("sparse_decode(hq=16,hkv=1,hi=1,q=e4m3,kv=nvfp4,len=[{queries}*1x2048])"))
+    };
     let mut report = Vec::new();
     for queries in [1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 255] {
         let pair = [time(queries), time(queries + 1)];

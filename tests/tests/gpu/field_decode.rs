@@ -131,7 +131,7 @@ fn b10_very_negative_logits_are_logits() {
     if !ready() {
         return;
     }
-    // bf16 holds all three products; every key is the same, so that the output is the mean of the values.
+    // bf16 rounds the queries, by 1 in 600 at most; every key is the same, so that the output is the mean of the values.
     for &(query, key, score) in pair::LOGITS {
         let line = "sparse_decode(hq=1,hkv=1,hi=1,q=bf16,kv=bf16,out=f32,scale=1,len=[1x200])";
         let all = on_both(line, |trial| {
