@@ -11,6 +11,7 @@ mod cuda;
 
 pub use ceiling::Ceiling;
 pub use cost::Cost;
+pub use cuda::{Graph, Recorder};
 
 use std::sync::Arc;
 

@@ -143,22 +143,32 @@ impl Drop for Driver {
     }
 }
 
-/// Replays of a graph, between two events.
-pub(super) struct CudaClock {
-    driver: Driver,
-}
+/// Captures graphs on a stream of its own; a device's primary context is current in its thread while it lives.
+pub struct Recorder(Driver);
 
-impl CudaClock {
-    /// `None` where there is no driver to replay graphs with.
-    pub(super) fn new(device: &Arc<dyn Device>) -> Result<Option<Self>> {
-        Ok(Driver::open(device)?.map(|driver| Self { driver }))
+impl Recorder {
+    /// `None` for devices that are not of the backend `cuda`, and where the driver lacks a function.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn open(device: &Arc<dyn Device>) -> Result<Option<Self>> {
+        Ok(Driver::open(device)?.map(Self))
     }
 
-    fn capture(&self, runs: usize, enqueue: &mut Enqueue<'_>) -> Result<Graph<'_>> {
-        let (f, stream) = (&self.driver.functions, self.driver.stream);
-        let mut graph = Graph { functions: f, graph: null_mut(), executable: null_mut() };
+    /// Its stream, which does not wait for the default one.
+    pub fn stream(&self) -> Stream {
+        Stream(self.0.stream as u64)
+    }
+
+    /// Captures what `work` enqueues on the stream. Meanwhile no thread may synchronise the context.
+    ///
+    /// # Errors
+    /// Those of `work`, and the driver's.
+    pub fn capture(&self, work: impl FnOnce(Stream) -> Result<()>) -> Result<Graph<'_>> {
+        let (f, stream) = (&self.0.functions, self.0.stream);
+        let mut graph = Graph { functions: f, stream, graph: null_mut(), executable: null_mut() };
         f.cuStreamBeginCapture_v2(stream, THREAD_LOCAL)?;
-        let captured = (0..runs).try_for_each(|number| enqueue(Stream(stream as u64), number));
+        let captured = work(self.stream());
         // It ends whatever was enqueued.
         let ended = f.cuStreamEndCapture(stream, &mut graph.graph);
         captured.and(ended)?;
@@ -167,11 +177,21 @@ impl CudaClock {
     }
 }
 
+/// Replays of a graph, between two events.
+pub(super) struct CudaClock(Recorder);
+
+impl CudaClock {
+    /// `None` where there is no driver to replay graphs with.
+    pub(super) fn new(device: &Arc<dyn Device>) -> Result<Option<Self>> {
+        Ok(Recorder::open(device)?.map(Self))
+    }
+}
+
 impl Clock for CudaClock {
     fn sample(&mut self, samples: usize, runs: usize, enqueue: &mut Enqueue<'_>) -> Result<Vec<f64>> {
-        let graph = self.capture(runs, enqueue)?;
-        let replay = |f: &Functions, stream| f.cuGraphLaunch(graph.executable, stream);
-        let times = (0..samples + WARM_UP).map(|_| Ok(self.driver.time(replay)? / runs.max(1) as f64));
+        let graph = self.0.capture(|stream| (0..runs).try_for_each(|number| enqueue(stream, number)))?;
+        let times =
+            (0..samples + WARM_UP).map(|_| Ok(self.0.0.time(|_, _| graph.launch())? / runs.max(1) as f64));
         let mut times: Vec<f64> = times.collect::<Result<_>>()?;
         Ok(times.split_off(WARM_UP))
     }
@@ -182,10 +202,21 @@ impl Clock for CudaClock {
 }
 
 /// A captured graph.
-struct Graph<'a> {
+pub struct Graph<'a> {
     functions: &'a Functions,
+    stream: Handle,
     graph: Handle,
     executable: Handle,
+}
+
+impl Graph<'_> {
+    /// Launches it on the stream that it was captured on; does not wait.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch(&self) -> Result<()> {
+        self.functions.cuGraphLaunch(self.executable, self.stream)
+    }
 }
 
 impl Drop for Graph<'_> {

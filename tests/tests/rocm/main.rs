@@ -8,12 +8,19 @@
 mod captured;
 mod emu_set;
 mod examples;
+#[path = "../gpu/field_append.rs"]
 mod field_append;
+#[path = "../gpu/field_caches.rs"]
 mod field_caches;
+#[path = "../gpu/field_decode.rs"]
 mod field_decode;
 mod field_devices;
+mod field_flavours;
+#[path = "../gpu/field_formats.rs"]
+mod field_formats;
 mod field_graphs;
 mod field_ranks;
+#[path = "../gpu/field_select.rs"]
 mod field_select;
 mod field_support;
 mod pair;

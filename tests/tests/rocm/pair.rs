@@ -13,6 +13,19 @@ use msa_tests::trial::{Outputs, Trial};
 
 pub(crate) use msa_tests::rocm_emu::ARCHITECTURES;
 
+/// Formats of queries and KV cache.
+pub(crate) const FORMATS: [&str; 3] = ["q=Q8,kv=nvfp4", "q=Q8,kv=KV8", "q=bf16,kv=bf16"];
+
+/// Element of a query, of a key, and their score over 128 channels: very negative.
+pub(crate) const LOGITS: &[(f32, f32, f64)] =
+    &[(-468.75, 1.0, -6e4), (-7812.5, 1.0, -1e6), (-2.34375e28, 1.0, -3e30)];
+
+/// Queries that attend to FP8 caches.
+pub(crate) const QUERIES: &[&str] = &["Q8"];
+
+/// Most that the mean of values 0 and 1 may be off under [`LOGITS`].
+pub(crate) const MEAN_ERROR: f64 = 1e-6;
+
 /// True if there are kernels to run.
 pub(crate) fn ready() -> bool {
     match rocm_emu::images() {

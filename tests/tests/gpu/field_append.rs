@@ -279,7 +279,8 @@ fn k06_of_tokens_for_one_slot_the_last_wins_whole() {
     }
     for caches in CACHES {
         for seed in 0..10 {
-            let device = device(ARCHITECTURES[seed as usize % 2], seed, 1 + seed as usize % 4);
+            let device =
+                device(ARCHITECTURES[seed as usize % ARCHITECTURES.len()], seed, 1 + seed as usize % 4);
             let mut pair = Pair::on(&device, &format!("append(hq=4,hkv=1,hi=1,{caches},len=[3x8])"));
             pair.open_caches();
             slots(&mut pair.trial, &[7, 7, 7]);
