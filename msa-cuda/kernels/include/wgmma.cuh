@@ -18,45 +18,26 @@ MSA_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" 
 #define MSA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MSA_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-// D (+)= A B over 32 channels, N = 8 * NT; `accumulate` false starts from +0.
-template <int NT>
-MSA_DEVICE void wgmma_e4m3(float* d, const uint32_t* a, uint64_t b, int accumulate) {
-  if constexpr (NT == 1)
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p,%9,0; wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 "
-        "{%0,%1,%2,%3},{%4,%5,%6,%7},%8,p,1,1;}"
-        : MSA_D4(0) : MSA_A4, "l"(b), "r"(accumulate));
-  else if constexpr (NT == 2)
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p,%13,0; wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p,1,1;}"
-        : MSA_D4(0), MSA_D4(4) : MSA_A4, "l"(b), "r"(accumulate));
-  else
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p,%21,0; wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1;}"
-        : MSA_D4(0), MSA_D4(4), MSA_D4(8), MSA_D4(12) : MSA_A4, "l"(b), "r"(accumulate));
-}
+// D (+)= A B over one k step, N = 8 * NT; `accumulate` false starts from +0. KIND: k and types; NEGATE: what ends the operands.
+#define MSA_WGMMA(NAME, KIND, NEGATE)                                                                             \
+  template <int NT>                                                                                               \
+  MSA_DEVICE void NAME(float* d, const uint32_t* a, uint64_t b, int accumulate) {                                 \
+    if constexpr (NT == 1)                                                                                        \
+      asm volatile("{.reg .pred p; setp.ne.b32 p,%9,0; wgmma.mma_async.sync.aligned.m64n8" KIND                   \
+                   " {%0,%1,%2,%3},{%4,%5,%6,%7},%8,p," NEGATE ";}"                                               \
+                   : MSA_D4(0) : MSA_A4, "l"(b), "r"(accumulate));                                                \
+    else if constexpr (NT == 2)                                                                                   \
+      asm volatile("{.reg .pred p; setp.ne.b32 p,%13,0; wgmma.mma_async.sync.aligned.m64n16" KIND                 \
+                   " {%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p," NEGATE ";}"                                \
+                   : MSA_D4(0), MSA_D4(4) : MSA_A4, "l"(b), "r"(accumulate));                                     \
+    else                                                                                                          \
+      asm volatile("{.reg .pred p; setp.ne.b32 p,%21,0; wgmma.mma_async.sync.aligned.m64n32" KIND                 \
+                   " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p," NEGATE ";}" \
+                   : MSA_D4(0), MSA_D4(4), MSA_D4(8), MSA_D4(12) : MSA_A4, "l"(b), "r"(accumulate));              \
+  }
 
-// The same over 16 channels of f16.
-template <int NT>
-MSA_DEVICE void wgmma_f16(float* d, const uint32_t* a, uint64_t b, int accumulate) {
-  if constexpr (NT == 1)
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p,%9,0; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
-        "{%0,%1,%2,%3},{%4,%5,%6,%7},%8,p,1,1,0;}"
-        : MSA_D4(0) : MSA_A4, "l"(b), "r"(accumulate));
-  else if constexpr (NT == 2)
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p,%13,0; wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p,1,1,0;}"
-        : MSA_D4(0), MSA_D4(4) : MSA_A4, "l"(b), "r"(accumulate));
-  else
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p,%21,0; wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,0;}"
-        : MSA_D4(0), MSA_D4(4), MSA_D4(8), MSA_D4(12) : MSA_A4, "l"(b), "r"(accumulate));
-}
+MSA_WGMMA(wgmma_e4m3, "k32.f32.e4m3.e4m3", "1,1")
+MSA_WGMMA(wgmma_f16, "k16.f32.f16.f16", "1,1,0")
 
 }  // namespace msa
 #endif

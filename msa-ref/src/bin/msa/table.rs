@@ -350,6 +350,7 @@ out                3072           2        1.25e-3  1.00e-5  DIFFERS
     {
       "stage": "select",
       "variant": "select.cpu",
+      "arithmetic": "f32",
       "seconds": 0.0000987,
       "work": {
         "bytes": 147456

@@ -51,7 +51,9 @@ fn e09_one_head_takes_any_head_stride_without_a_copy() {
             (cache.key.head_stride, cache.value.head_stride) = (stride, stride);
             work.placement.args.kv_cache = Some(cache);
             work.reset();
-            assert_eq!(kernels_of(&work), ["sparse_decode_few"]);
+            // One kernel, whichever the number of parts calls for.
+            let kernels = kernels_of(&work);
+            assert!(kernels.len() == 1 && kernels[0].starts_with("sparse_decode"), "{kernels:?}");
             work.status(0).unwrap();
             work.check();
         }
