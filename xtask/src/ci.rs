@@ -72,6 +72,8 @@ const STEPS: &[Step] = &[
     Step { name: "rocm", work: Work::Call(rocm_step) },
     Step { name: "cuda", work: Work::Call(cuda_step) },
     Step { name: "census", work: Work::Call(census_step) },
+    // Before the tests, which load the plugins that it makes.
+    Step { name: "dist", work: Work::Call(dist_step) },
     Step { name: "test", work: Work::Test },
     Step {
         name: "doc",
@@ -83,7 +85,6 @@ const STEPS: &[Step] = &[
     Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },
-    Step { name: "dist", work: Work::Call(dist_step) },
     Step { name: "border", work: Work::Call(border::compare) },
     // Packaging reads the folders only: what it packs was compiled above, and the network is not touched.
     Step::cargo(
@@ -215,10 +216,12 @@ fn census_step(root: &Path) -> Result<Outcome, String> {
     crate::cuda::check_census(root, false).map(|()| Outcome::Passed)
 }
 
-/// Kernels were just built: a test that misses them must not pass.
-fn test_variables(root: &Path) -> [(&'static str, OsString); 2] {
+/// Kernels were just built: a test that misses them must not pass. Tests for a GPU run under its plans on the reference where
+/// nothing else is said.
+fn test_variables(root: &Path) -> [(&'static str, OsString); 3] {
     let images = crate::cuda::output_folder(root).into_os_string();
-    [("MSA_REQUIRE_KERNELS", "1".into()), ("MSA_CUDA_KERNELS", images)]
+    let device = std::env::var_os("MSA_TEST_DEVICE").unwrap_or_else(|| "as:sm90a".into());
+    [("MSA_REQUIRE_KERNELS", "1".into()), ("MSA_CUDA_KERNELS", images), ("MSA_TEST_DEVICE", device)]
 }
 
 fn tidy_step(root: &Path) -> Result<Outcome, String> {

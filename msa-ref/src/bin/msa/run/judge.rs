@@ -1,6 +1,5 @@
 //! Is what came out right? The equations over the cache decide; the file's own tensors are held to the same.
 
-use msa_core::arithmetic::Named;
 use msa_core::cache::CacheFormat;
 use msa_core::error::Result;
 use msa_core::format::round::f32_from_bf16;
