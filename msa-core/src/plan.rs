@@ -45,7 +45,7 @@ use crate::variant::{self, Variant};
 pub const PLAN_VERSION: u32 = 1;
 
 /// Bytes of the status words at the start of every workspace: one that all kernels of a run share, and 1,023 for the blocks of
-/// a kernel that must not wait for another to clear it. A decode step on 132 units has at most 512 blocks in its first kernel.
+/// a kernel that must not wait for another to clear it.
 pub const STATUS_BYTES: u64 = 4096;
 
 /// Alignment of the workspace and of every region in it.

@@ -1,7 +1,7 @@
-// append: norm, RoPE, cast or NVFP4-quantise and insert of K, V and index keys; cast of query and index query. One launch.
+// append: norm, RoPE, cast or NVFP4-quantise and insert of K, V and index keys; cast of query and index query.
 //
-// Eight lanes take a head of one row; a block of threads takes 32 heads of one tensor in a pass and goes on to the same heads of
-// later rows. A row whose slot a later row has again is not stored: up to some hundreds of rows every writer searches the slots
+// Eight lanes take a head of one row; a block of threads takes 16 heads of one tensor in a pass and goes on to the same heads of
+// later rows. A row whose slot a later row has again is not stored: up to 1,024 rows every writer searches the slots
 // behind its own, beyond that `find_winners` has entered the last row of every slot into a table. Integers alone decide, so the
 // order in which rows run does not matter.
 #include "include/norm_rope.cuh"

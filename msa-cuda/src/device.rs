@@ -113,6 +113,10 @@ impl Device for CudaDevice {
             let want = format!("{} (a kernel has one arithmetic)", variant.arithmetic);
             return Err(Error::invalid("options.arithmetic", want, &plan.arithmetic.name));
         }
+        if plan.options.world > 1 {
+            let want = "1 (this backend divides no pages over ranks)";
+            return Err(Error::invalid("options.world", want, plan.options.world));
+        }
         Ok(Box::new(CudaPrepared::new(&self.context, plan)?))
     }
 

@@ -11,6 +11,9 @@ use crate::images::Kernel;
 /// Most blocks of a cluster that Hopper and its successors schedule (above 8 by permission).
 pub(crate) const MAX_CLUSTER: u32 = 16;
 
+/// Most blocks along y of a grid (CUDA C++ Programming Guide, technical specifications).
+pub(crate) const MAX_GRID_Y: u32 = 65_535;
+
 /// A choice of index kernel: symbol and pairs of (row, head) that it takes at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexChoice {

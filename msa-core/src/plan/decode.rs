@@ -8,7 +8,7 @@ use crate::op::Attention;
 
 /// Parts of a request when its bits must not depend on the batch.
 ///
-/// Measured on an H200 (driver 580.159, NVFP4, one row a request, B = 1 / 8 / 32 / 128): four parts take 9.6 / 13.4 / 29.8 /
+/// Measured with a prototype on an H200 (driver 580.159, NVFP4, one row a request, B = 1 / 8 / 32 / 128): four parts take 9.6 / 13.4 / 29.8 /
 /// 82.8 us where the best number of parts takes 5.4 / 12.2 / 22.9 / 62.3; eight take 7.0 / 12.5 / 35 / 104 and two 14.7 /
 /// 15.3 / 22.9 / 70.3. Four loses at most 4 us to eight in small batches and wins 21 us in large ones.
 pub(super) const PINNED_PARTS: u32 = 4;

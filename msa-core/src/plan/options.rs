@@ -41,7 +41,8 @@ pub struct PlanOptions {
     pub schedule: ScheduleChoice,
     /// Pin splits and schedule to the request alone.
     pub batch_invariant: bool,
-    /// Add the validation of device-resident values.
+    /// Ask for the validation of device-resident values. The CPU backend always validates; the others report what they skip
+    /// in the status word either way.
     pub checked: bool,
     /// Most bytes of workspace; `None` for 256 MiB.
     pub workspace_cap: Option<u64>,

@@ -249,7 +249,7 @@ impl AppendStage {
     }
 }
 
-/// Codes of `Stored` in stored.cuh.
+/// Codes of what is stored, as in append.cu.
 const STORED_BF16: u32 = 0;
 const STORED_F16: u32 = 1;
 const STORED_E4M3: u32 = 2;

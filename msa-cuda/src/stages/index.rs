@@ -38,9 +38,14 @@ impl IndexStage {
         }
         let choice = launch::index_choice(lengths.max_query_len(), heads, op.keys, blocks);
         let function = context.function(&image(plan), choice.symbol)?;
+        let grid = launch::index_grid(plan, &lengths, &choice, &function.kernel);
+        if grid.y > launch::MAX_GRID_Y {
+            let want = format!("at most {} rows a request", launch::MAX_GRID_Y * choice.pairs / heads.max(1));
+            return Err(Error::invalid("lengths.query_len", want, lengths.max_query_len()));
+        }
         Ok(Self {
             function,
-            grid: launch::index_grid(plan, &lengths, &choice, &function.kernel),
+            grid,
             batch: BatchPlan::new(context, &lengths)?,
             heads,
             query_is_e4m3: op.query == DType::E4m3,
