@@ -65,9 +65,9 @@ pub enum Role {
     PartialSums = 25,
     /// `[W, T, Hi, k]` u64.
     CandidateKeys = 26,
-    /// One f32: multiplies Q.
+    /// One f32, finite and above 0: multiplies Q.
     QueryScale = 27,
-    /// One f32: multiplies K.
+    /// One f32, finite and above 0: multiplies K. A masked score of -inf times 0 would be NaN.
     KeyScale = 28,
     /// One f32: multiplies V.
     ValueScale = 29,
