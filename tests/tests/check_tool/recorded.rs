@@ -114,7 +114,7 @@ fn bad_records_and_unknown_architectures_are_errors() {
         (&["-c", LINE, "--expected", "/nowhere"], "/nowhere: No such file"),
         (&["record", "--arch", "sm80", "-c", LINE], "sm103a"),
         (&["record", "--arch", "sm90a", "-c", PREFILL], "as:sm90a takes none of 1 cases"),
-        (&["record", "-b", "*", "-c", "merge(x=1)"], "case"),
+        (&["record", "-b", "ref", "-c", "merge(x=1)"], "case"),
     ] {
         let output = check(arguments);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
