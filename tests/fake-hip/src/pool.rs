@@ -66,7 +66,7 @@ impl Simulated {
     /// A runtime with these devices.
     ///
     /// # Panics
-    /// Without devices. Waits while [`SLOTS`] others exist.
+    /// Without devices. Waits while `SLOTS` others exist.
     pub fn new(architectures: &[&str]) -> Self {
         Self::with(&Setup::of(architectures))
     }
