@@ -77,12 +77,10 @@ impl Error {
 }
 
 /// `Ok` if `holds`, otherwise the caller's error at `field`.
-pub(crate) fn require(
-    holds: bool,
-    field: &str,
-    want: impl fmt::Display,
-    got: impl fmt::Display,
-) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Invalid`] with `field`, `want` and `got`.
+pub fn require(holds: bool, field: &str, want: impl fmt::Display, got: impl fmt::Display) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::invalid(field, want, got)) }
 }
 

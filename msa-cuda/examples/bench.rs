@@ -37,15 +37,18 @@ fn main() {
 fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
-    if std::env::args().any(|a| a == "append") {
-        return append::run(&Bench::new(&*device, 0)?);
+    let named = |what: &str| std::env::args().any(|a| a == what);
+    let rest = !["append", "step", "index", "sparse"].into_iter().any(named);
+    if named("append") {
+        append::run(&Bench::new(&*device, 0)?)?;
+    }
+    if !rest && !["step", "index", "sparse"].into_iter().any(named) {
+        return Ok(());
     }
     let bench = Bench::new(&*device, POOL)?;
-    let named = |what: &str| std::env::args().any(|a| a == what);
     if named("step") {
         step::run(&bench)?;
     }
-    let rest = !(named("step") || named("index") || named("sparse"));
     if named("index") || rest {
         index_rows(&bench, named("quick"))?;
     }

@@ -26,8 +26,8 @@ pub(crate) struct IndexChoice {
 }
 
 /// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
-/// request, shared and not: 256 blocks of fp8 keys 4.9 us and 6; 1,024 blocks with the selection after them, fp8 13.6 and 13.3,
-/// NVFP4 12.6 and 13.8 (a page takes a warp longer).
+/// request, shared and not: 256 blocks 4.2 us and 6.0 (an earlier kernel); 1,024 blocks with the selection after them, fp8 13.6
+/// and 13.3, NVFP4 12.6 and 13.8 (a page takes a warp longer).
 const fn shared_blocks(keys: CacheFormat) -> u64 {
     match keys {
         CacheFormat::Nvfp4 => 1100,

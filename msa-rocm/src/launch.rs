@@ -35,6 +35,16 @@ pub struct KernelLaunch {
 }
 
 impl KernelLaunch {
+    /// Groups of [`THREADS`] threads of `variant`, whose code object is `source`.
+    pub(crate) fn new(
+        source: &'static str,
+        variant: String,
+        grid: [u32; 3],
+        parameters: &dyn Parameters,
+    ) -> Self {
+        Self { source, variant, grid, threads: THREADS, arguments: parameters.to_bytes() }
+    }
+
     /// Most work-items of a launch in one direction: the packet that starts it has 32 bits for each.
     pub const MOST_ITEMS: u64 = u32::MAX as u64;
 
@@ -142,17 +152,6 @@ impl Run<'_> {
 
     fn arch(&self) -> &'static str {
         self.plan.traits.arch.name()
-    }
-
-    /// A launch of `variant`, whose code object is that of its op.
-    fn launch(
-        &self,
-        source: &'static str,
-        variant: String,
-        grid: [u32; 3],
-        parameters: &dyn Parameters,
-    ) -> KernelLaunch {
-        KernelLaunch { source, variant, grid, threads: THREADS, arguments: parameters.to_bytes() }
     }
 
     /// The plan's windows, as far as the run has rows.

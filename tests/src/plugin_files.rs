@@ -4,7 +4,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use msa_core::abi::table::{ABI_MAJOR, ABI_MINOR, MsaHostInfo, MsaText};
 use sha2::{Digest, Sha256};
+
+/// What a host of this version without a log or options tells a plugin.
+pub fn host_info() -> MsaHostInfo {
+    MsaHostInfo {
+        struct_size: size_of::<MsaHostInfo>() as u32,
+        abi_major: ABI_MAJOR,
+        abi_minor: ABI_MINOR,
+        reserved: 0,
+        log: None,
+        log_context: std::ptr::null_mut(),
+        options: MsaText::EMPTY,
+    }
+}
 
 /// The test plugin that cargo built for the running test: it lies beside the test's executable.
 ///

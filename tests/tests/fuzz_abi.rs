@@ -8,11 +8,12 @@ use std::ptr;
 
 use msa_core::abi::export::entry;
 use msa_core::abi::table::{
-    ABI_MAJOR, ABI_MINOR, MsaBuffer, MsaDevice, MsaDeviceInfo, MsaDiag, MsaHostInfo, MsaIndexCache,
-    MsaKvCache, MsaOp, MsaPlan, MsaPlanRequest, MsaPluginApi, MsaPrepared, MsaRequestBound, MsaRun, MsaSpan,
-    MsaSupport, MsaTensor, MsaText, MsaVariant, MsaView,
+    MsaBuffer, MsaDevice, MsaDeviceInfo, MsaDiag, MsaIndexCache, MsaKvCache, MsaOp, MsaPlan, MsaPlanRequest,
+    MsaPluginApi, MsaPrepared, MsaRequestBound, MsaRun, MsaSpan, MsaSupport, MsaTensor, MsaText, MsaVariant,
+    MsaView,
 };
 use msa_tests::Case;
+use msa_tests::plugin_files::host_info;
 use proptest::prelude::*;
 
 /// Bytes behind every struct, so that any size that a plugin believes is there.
@@ -120,15 +121,7 @@ const DECODE: &str = "op.kind = sparse_decode";
 
 impl Session {
     fn new() -> Self {
-        let host = MsaHostInfo {
-            struct_size: size_of::<MsaHostInfo>() as u32,
-            abi_major: ABI_MAJOR,
-            abi_minor: ABI_MINOR,
-            reserved: 0,
-            log: None,
-            log_context: ptr::null_mut(),
-            options: MsaText::EMPTY,
-        };
+        let host = host_info();
         let (mut table, mut device, mut prepared) = (ptr::null(), ptr::null_mut(), ptr::null_mut());
         // SAFETY: the arguments are as the header says.
         let status = unsafe { entry(&msa_ref::plugin::PLUGIN, &host, &raw mut table, ptr::null_mut()) };

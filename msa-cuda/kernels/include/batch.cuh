@@ -59,18 +59,14 @@ MSA_DEVICE void prefetch_table(const Batch& batch, uint32_t blocks) {
     prefetch_l2(batch.block_table + (uint64_t)(line / lines) * batch.table_stride + line % lines * 32);
 }
 
-// The physical page of an id, or -1 if it must not be read.
-MSA_DEVICE int64_t checked_page(const Batch& batch, int32_t id) {
+// Physical page of a logical page, or -1 if it must not be read.
+MSA_DEVICE int64_t physical_page(const Batch& batch, int request, uint32_t page) {
+  const int32_t id = load_page_id(batch, request, page);
   if (id < 0 || (uint64_t)id >= batch.pages) {
     raise(batch, STATUS_PAGE);
     return -1;
   }
   return id == batch.null_page ? -1 : id;
-}
-
-// Physical page of a logical page, or -1 if it must not be read.
-MSA_DEVICE int64_t physical_page(const Batch& batch, int request, uint32_t page) {
-  return checked_page(batch, load_page_id(batch, request, page));
 }
 
 MSA_DEVICE float scale_or_one(const float* scale) { return scale ? *scale : 1.0f; }

@@ -13,13 +13,13 @@ use msa_core::abi::host::HostMemory;
 use msa_core::args::{Args, Extents, Role};
 use msa_core::backend::Status;
 use msa_core::candidate::CandidateKey;
-use msa_core::error::{Error, Result};
+use msa_core::error::{Error, Result, require};
 use msa_core::geometry::Grouping;
 use msa_core::op::{Op, Select, SelectMerge, TieRule};
 use msa_core::plan::Plan;
 use rayon::prelude::*;
 
-use super::select::{MAX_BLOCKS, Ranking, TopKeys, require, row_windows, store_ids, write_list};
+use super::select::{MAX_BLOCKS, Ranking, TopKeys, row_windows, store_ids, write_list};
 
 /// The keys that rank `rank` of `world` hands over for one row and index head: `[k]`, descending, then
 /// [`CandidateKey::EMPTY`].

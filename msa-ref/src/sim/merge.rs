@@ -23,7 +23,7 @@ use half::{bf16, f16};
 use msa_core::abi::host::HostMemory;
 use msa_core::args::{Args, Extents, Role};
 use msa_core::backend::Status;
-use msa_core::error::{Error, Result};
+use msa_core::error::{Error, Result, require};
 use msa_core::format::CANONICAL_NAN_F32;
 use msa_core::format::round::{bf16_from_f32_rne, f16_from_f32_rne, f32_from_bf16};
 use msa_core::op::{LseBase, Merge, MergeDomain, Op};
@@ -31,7 +31,7 @@ use msa_core::plan::Plan;
 use msa_core::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
-use super::select::{require, row_windows};
+use super::select::row_windows;
 use crate::arith::exp2::{Degree, exp2};
 use crate::arith::log::ln;
 

@@ -19,7 +19,7 @@ use msa_core::abi::host::HostMemory;
 use msa_core::args::{Args, Extents, Role};
 use msa_core::backend::Status;
 use msa_core::candidate::CandidateKey;
-use msa_core::error::{Error, Result};
+use msa_core::error::{Error, Result, require};
 use msa_core::geometry::{Grouping, MAX_TOP_K};
 use msa_core::op::{Op, Select, SelectOrder, TieRule};
 use msa_core::plan::Plan;
@@ -212,13 +212,4 @@ pub(super) fn check_row(scores: usize, own: u32, op: &Select, slots: usize) -> R
     require(slots == k as usize, "block_indices", format!("{k} slots"), slots)?;
     require(own < MAX_BLOCKS, "own block", format!("below {MAX_BLOCKS}"), own)?;
     require(scores > own as usize, "scores", format!("at least {} blocks", own + 1), scores)
-}
-
-pub(super) fn require(
-    holds: bool,
-    field: &str,
-    want: impl std::fmt::Display,
-    got: impl std::fmt::Display,
-) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::invalid(field, want, got)) }
 }

@@ -2,15 +2,15 @@
 
 use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
-use msa_core::error::{Error, Result};
+use msa_core::error::{Error, Result, require};
 use msa_core::geometry::Grouping;
 use msa_core::op::{ForcedPriority, Op, SelectOrder};
 use msa_core::tensor::{DType, Tensor};
 
-use super::plan::{IndexerPlan, QuerySource, Transport, require};
+use super::plan::{IndexerPlan, QuerySource, Transport};
 use super::shared::UNIT;
-use crate::launch::{KernelLaunch, THREADS, TableAddresses, Tables, optional_view, require_vectors, view};
-use crate::parameters::{self, Batch, Parameters};
+use crate::launch::{KernelLaunch, TableAddresses, Tables, optional_view, require_vectors, view};
+use crate::parameters::{self, Batch};
 
 /// Device addresses of the tables that [`peer_tables`] fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -166,16 +166,6 @@ impl Run<'_> {
         self.shared + self.plan.shared.epoch()
     }
 
-    fn launch(
-        &self,
-        source: &'static str,
-        variant: String,
-        grid: [u32; 3],
-        parameters: &dyn Parameters,
-    ) -> KernelLaunch {
-        KernelLaunch { source, variant, grid, threads: THREADS, arguments: parameters.to_bytes() }
-    }
-
     fn variant(&self, op: &str, formats: &str, trick: &str) -> String {
         format!("{op}.{formats}.{}.{trick}", self.plan.score.traits.arch.name())
     }
@@ -205,7 +195,12 @@ impl Run<'_> {
         let batch = Batch { requests: 0, ..self.batch()? };
         let parameters =
             parameters::Select { batch, epoch: self.epoch(), world: 1, ..parameters::Select::default() };
-        Ok(self.launch("select", self.variant("candidate_keys", "f32", "radix"), [1, 1, 1], &parameters))
+        Ok(KernelLaunch::new(
+            "select",
+            self.variant("candidate_keys", "f32", "radix"),
+            [1, 1, 1],
+            &parameters,
+        ))
     }
 
     fn push_queries(&self) -> Result<KernelLaunch> {
@@ -238,7 +233,7 @@ impl Run<'_> {
             spins: self.plan.options.spins,
         };
         let grid = [self.plan.shared.world, 1, 1];
-        self.launch("exchange", self.variant("exchange", "b128", "push"), grid, &parameters)
+        KernelLaunch::new("exchange", self.variant("exchange", "b128", "push"), grid, &parameters)
     }
 
     /// Scores of the own pages, for all heads: one launch for each group of heads whose queries stand together, and for
@@ -273,7 +268,12 @@ impl Run<'_> {
                     ..self.score_target(group.first_head, copy)
                 };
                 let variant = self.plan.score.variant.clone();
-                all.push(self.launch("index_score", variant, [self.tables.score_groups, 1, 1], &parameters));
+                all.push(KernelLaunch::new(
+                    "index_score",
+                    variant,
+                    [self.tables.score_groups, 1, 1],
+                    &parameters,
+                ));
             }
         }
         Ok(all)
@@ -360,7 +360,7 @@ impl Run<'_> {
             ..self.selection()?
         };
         let grid = [self.rows()?, shared.heads, 1];
-        Ok(self.launch("select", self.variant("candidate_keys", "f32", "radix"), grid, &parameters))
+        Ok(KernelLaunch::new("select", self.variant("candidate_keys", "f32", "radix"), grid, &parameters))
     }
 
     fn selection(&self) -> Result<parameters::Select> {
@@ -425,7 +425,7 @@ impl Run<'_> {
             heads_per_list: if reduced { shared.heads } else { 1 },
         };
         let grid = [self.rows()?, if reduced { 1 } else { heads.len() as u32 }, 1];
-        Ok(self.launch("select_merge", self.variant("select_merge", "u64", "count"), grid, &parameters))
+        Ok(KernelLaunch::new("select_merge", self.variant("select_merge", "u64", "count"), grid, &parameters))
     }
 
     /// Lists of the own heads, from scores that all ranks stored here.
@@ -443,7 +443,7 @@ impl Run<'_> {
             ..self.selection()?
         };
         let grid = [self.rows()?, heads.len() as u32, 1];
-        Ok(self.launch("select", self.variant("select", "f32", "radix"), grid, &parameters))
+        Ok(KernelLaunch::new("select", self.variant("select", "f32", "radix"), grid, &parameters))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a rank does, decided on the host and apart from any device.
 
 use msa_core::backend::Device;
-use msa_core::error::{Error, Result};
+use msa_core::error::{Error, Result, require};
 use msa_core::geometry::Grouping;
 use msa_core::lengths::Lengths;
 use msa_core::op::{IndexScore, Op, Select, SelectMerge};
@@ -191,13 +191,4 @@ impl IndexerPlan {
         let scores = u64::from(self.rows()) * u64::from(self.shared.heads) * self.columns() * 4;
         (self.scores() + scores).next_multiple_of(WORKSPACE_ALIGNMENT)
     }
-}
-
-pub(super) fn require(
-    holds: bool,
-    field: &str,
-    want: impl std::fmt::Display,
-    got: impl std::fmt::Display,
-) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::invalid(field, want, got)) }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use msa_core::args::{Args, Role};
 use msa_core::backend::{Span, Status, Stream};
 use msa_core::device::Arch;
-use msa_core::error::{Error, Result};
+use msa_core::error::{Error, Result, require};
 use msa_core::lengths::Lengths;
 use msa_core::tensor::{DType, Tensor};
 
 use super::launches::{PeerAddresses, Run, kernels, peer_tables};
-use super::plan::{IndexerPlan, QuerySource, Transport, require};
+use super::plan::{IndexerPlan, QuerySource, Transport};
 use crate::context::{Context, Uploaded, check_workspace};
 use crate::hip::Hip;
 use crate::images::Images;

@@ -64,7 +64,7 @@ impl Run<'_> {
         let mut parameters = self.decode_parameters(op, window)?;
         let most_rows = self.plan.lengths()?.max_query_len().max(1);
         let grid = [self.tables.groups, Units::of(op).count, most_rows];
-        let launch = |parameters| self.launch("sparse_decode", variant.to_owned(), grid, parameters);
+        let launch = |parameters| KernelLaunch::new("sparse_decode", variant.to_owned(), grid, parameters);
         if self.tables.splits <= 1 {
             return Ok(vec![launch(&parameters)]);
         }
@@ -98,8 +98,8 @@ impl Run<'_> {
         let name = format!("share_pages.i32.{}.sort", self.arch());
         let pages = rows.min(shared::TILE_ROWS) * k;
         Ok(vec![
-            self.launch("share_pages", name, [tiles, units.lists, 1], &share),
-            self.launch(
+            KernelLaunch::new("share_pages", name, [tiles, units.lists, 1], &share),
+            KernelLaunch::new(
                 "sparse_decode_shared",
                 self.plan.variant.clone(),
                 [pages, units.count, tiles],

@@ -46,7 +46,7 @@ impl Run<'_> {
 
     pub(super) fn merge_launch(&self, grid: [u32; 3], parameters: &parameters::Merge) -> KernelLaunch {
         let variant = format!("merge.f32.{}.lse", self.arch());
-        KernelLaunch { threads: 64, ..self.launch("merge", variant, grid, parameters) }
+        KernelLaunch { threads: 64, ..KernelLaunch::new("merge", variant, grid, parameters) }
     }
 
     pub(super) fn select_merge(&self, op: &op::SelectMerge) -> Result<Vec<KernelLaunch>> {
@@ -69,6 +69,6 @@ impl Run<'_> {
             heads_per_list: if reduced { op.geometry.index_heads } else { 1 },
         };
         let grid = [lists.extent(0) as u32, op.select.lists(), 1];
-        Ok(vec![self.launch("select_merge", self.plan.variant.clone(), grid, &parameters)])
+        Ok(vec![KernelLaunch::new("select_merge", self.plan.variant.clone(), grid, &parameters)])
     }
 }

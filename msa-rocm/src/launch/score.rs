@@ -91,7 +91,7 @@ impl Run<'_> {
             score_columns: (scores.columns as u32 + world - 1).saturating_sub(rank) / world,
         };
         let grid = [self.tables.score_groups, 1, 1];
-        Ok(self.launch("index_score", kernel_name(op, self.arch()), grid, &parameters))
+        Ok(KernelLaunch::new("index_score", kernel_name(op, self.arch()), grid, &parameters))
     }
 
     pub(super) fn select_rows(
@@ -123,6 +123,6 @@ impl Run<'_> {
             ..parameters::Select::default()
         };
         let grid = [window.row_end - window.row_begin, op.lists(), 1];
-        Ok(self.launch("select", format!("select.f32.{}.radix", self.arch()), grid, &parameters))
+        Ok(KernelLaunch::new("select", format!("select.f32.{}.radix", self.arch()), grid, &parameters))
     }
 }

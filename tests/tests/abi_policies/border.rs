@@ -8,9 +8,10 @@ use std::ptr;
 
 use msa_core::abi::export::{Plugin, entry};
 use msa_core::abi::table::{
-    ABI_MAJOR, ABI_MINOR, MsaBuffer, MsaDevice, MsaDiag, MsaHostInfo, MsaOp, MsaPlan, MsaPlanRequest,
-    MsaPluginApi, MsaPrepared, MsaRequestBound, MsaSupport, MsaText,
+    MsaBuffer, MsaDevice, MsaDiag, MsaHostInfo, MsaOp, MsaPlan, MsaPlanRequest, MsaPluginApi, MsaPrepared,
+    MsaRequestBound, MsaSupport, MsaText,
 };
+use msa_tests::plugin_files::host_info;
 
 static PLUGIN: Plugin = Plugin {
     name: "echo",
@@ -19,18 +20,6 @@ static PLUGIN: Plugin = Plugin {
     arches: "cpu",
     backend: |_| Ok(msa_test_plugin::echo()),
 };
-
-fn host() -> MsaHostInfo {
-    MsaHostInfo {
-        struct_size: size_of::<MsaHostInfo>() as u32,
-        abi_major: ABI_MAJOR,
-        abi_minor: ABI_MINOR,
-        reserved: 0,
-        log: None,
-        log_context: ptr::null_mut(),
-        options: MsaText::EMPTY,
-    }
-}
 
 /// A diagnosis with `N` bytes of text and a canary behind them.
 struct Diagnosis<const N: usize> {
@@ -83,11 +72,11 @@ fn open(table: &MsaPluginApi) -> *mut MsaDevice {
 
 #[test]
 fn abi_02_the_plugin_refuses_another_major_version_itself() {
-    let other = MsaHostInfo { abi_major: 2, abi_minor: 5, ..host() };
+    let other = MsaHostInfo { abi_major: 2, abi_minor: 5, ..host_info() };
     assert_eq!(enter(&other).unwrap_err(), (4, "the host speaks 2.5, the plugin 1.0".to_owned()));
-    let older = MsaHostInfo { abi_major: 0, abi_minor: 9, ..host() };
+    let older = MsaHostInfo { abi_major: 0, abi_minor: 9, ..host_info() };
     assert_eq!(enter(&older).unwrap_err(), (4, "the host speaks 0.9, the plugin 1.0".to_owned()));
-    let newer = MsaHostInfo { abi_minor: 9, ..host() };
+    let newer = MsaHostInfo { abi_minor: 9, ..host_info() };
     assert!(enter(&newer).is_ok());
 }
 
@@ -118,12 +107,12 @@ fn abi_04_a_newer_host_is_read_as_far_as_it_is_known_and_a_lying_one_refused() {
         known: MsaHostInfo,
         appended: [u64; 3],
     }
-    let known = MsaHostInfo { struct_size: size_of::<Longer>() as u32, ..host() };
+    let known = MsaHostInfo { struct_size: size_of::<Longer>() as u32, ..host_info() };
     let longer = Box::new(Longer { known, appended: [7; 3] });
     assert!(enter(&longer.known).is_ok());
     assert_eq!(longer.appended, [7; 3]);
     for size in [0, 8, 40, 47, 49, u32::MAX] {
-        let (status, text) = enter(&MsaHostInfo { struct_size: size, ..host() }).unwrap_err();
+        let (status, text) = enter(&MsaHostInfo { struct_size: size, ..host_info() }).unwrap_err();
         assert_eq!(status, 1);
         assert!(text.starts_with("MsaHostInfo.struct_size: want a multiple of 8 from 48"), "{text}");
     }
@@ -149,7 +138,7 @@ fn abi_06_no_type_of_the_border_depends_on_a_language_or_a_target() {
 
 #[test]
 fn abi_07_text_goes_into_memory_of_the_caller_and_no_further() {
-    let table = enter(&host()).unwrap();
+    let table = enter(&host_info()).unwrap();
     let (open, plan) = (table.device_open.unwrap(), table.plan.unwrap());
     let mut device = ptr::null_mut();
     let mut tiny = Diagnosis::<5>::new();
@@ -179,7 +168,7 @@ fn abi_07_text_goes_into_memory_of_the_caller_and_no_further() {
 
 #[test]
 fn abi_08_bad_handles_are_errors() {
-    let table = enter(&host()).unwrap();
+    let table = enter(&host_info()).unwrap();
     let (count, enqueue) = (table.device_count.unwrap(), table.enqueue.unwrap());
     let mut out = 0;
     // SAFETY: null is refused.
@@ -193,7 +182,7 @@ fn abi_08_bad_handles_are_errors() {
 
 #[test]
 fn abi_09_arguments_live_for_the_call_only() {
-    let table = enter(&host()).unwrap();
+    let table = enter(&host_info()).unwrap();
     let device = open(table);
     let mut prepared: *mut MsaPrepared = ptr::null_mut();
     {
@@ -227,18 +216,18 @@ fn abi_09_arguments_live_for_the_call_only() {
 
 #[test]
 fn abi_09_names_in_the_table_live_for_the_process() {
-    let table = enter(&host()).unwrap();
+    let table = enter(&host_info()).unwrap();
     // SAFETY: text of the table lives for the process.
     let name = unsafe { std::slice::from_raw_parts(table.name.text, table.name.length as usize) };
     assert_eq!(name, b"echo");
     let _: *const c_char = table.version.text.cast();
-    assert!(ptr::eq(table, enter(&host()).unwrap()), "the same options give the same table");
+    assert!(ptr::eq(table, enter(&host_info()).unwrap()), "the same options give the same table");
 }
 
 #[test]
 fn options_that_nobody_knows_are_refused() {
     let options = MsaText::of("colour = red");
-    let (status, text) = enter(&MsaHostInfo { options, ..host() }).unwrap_err();
+    let (status, text) = enter(&MsaHostInfo { options, ..host_info() }).unwrap_err();
     assert_eq!((status, text.as_str()), (1, "options.colour: want no such option, got red"));
 }
 

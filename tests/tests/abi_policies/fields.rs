@@ -4,15 +4,12 @@ use std::collections::BTreeSet;
 use std::ptr;
 
 use msa_core::abi::export::entry;
-use msa_core::abi::table::{
-    ABI_MAJOR, ABI_MINOR, MsaBuffer, MsaDevice, MsaDiag, MsaHostInfo, MsaOp, MsaPluginApi, MsaSupport,
-    MsaText,
-};
+use msa_core::abi::table::{MsaBuffer, MsaDevice, MsaDiag, MsaOp, MsaPluginApi, MsaSupport, MsaText};
 use msa_core::args::Role;
 use msa_core::cache::CacheFormat;
 use msa_core::loader;
 use msa_core::op::OP_REVISION;
-use msa_tests::plugin_files::{include_folder, test_plugin};
+use msa_tests::plugin_files::{host_info, include_folder, test_plugin};
 use msa_tests::trial::Trial;
 
 #[test]
@@ -79,15 +76,7 @@ fn constants(prefix: &str) -> Vec<(String, u32)> {
 }
 
 fn enter() -> &'static MsaPluginApi {
-    let host = MsaHostInfo {
-        struct_size: size_of::<MsaHostInfo>() as u32,
-        abi_major: ABI_MAJOR,
-        abi_minor: ABI_MINOR,
-        reserved: 0,
-        log: None,
-        log_context: ptr::null_mut(),
-        options: MsaText::EMPTY,
-    };
+    let host = host_info();
     let mut table = ptr::null();
     // SAFETY: the arguments are as the header says.
     let status = unsafe { entry(&msa_ref::plugin::PLUGIN, &host, &raw mut table, ptr::null_mut()) };
