@@ -122,7 +122,7 @@ fn a_known_failure_that_fails_is_a_skip_with_its_reason() {
 fn unknown_names_are_errors_that_list_the_known_ones() {
     for (arguments, want) in [
         (&["-b", "cuda:9"][..], "no device matches 'cuda:9': there are ref:0"),
-        (&["-s", "huge"], "smoke, ci, full, emu, regress or a file"),
+        (&["-s", "huge"], "smoke, ci, full, emu, regress, checked or a file"),
         (&["-o", "attend"], "append, index_score"),
         (&["-c", "merge(x=1)"], "case"),
     ] {
