@@ -1,13 +1,15 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [index] [sparse] [step] [append] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
+//! `bench [quick] [index] [sparse] [step] [append] [split] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
 //! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
-//! own; with `append` that alone.
+//! own; with `append` that alone; with `split` the bytes a second of index scoring beside those of a copy, few requests.
 
 #[path = "bench/append.rs"]
 mod append;
 #[path = "bench/sparse.rs"]
 mod sparse;
+#[path = "bench/split.rs"]
+mod split;
 #[path = "bench/step.rs"]
 mod step;
 
@@ -38,14 +40,17 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let named = |what: &str| std::env::args().any(|a| a == what);
-    let rest = !["append", "step", "index", "sparse"].into_iter().any(named);
+    let rest = !["append", "step", "index", "sparse", "split"].into_iter().any(named);
     if named("append") {
         append::run(&Bench::new(&*device, 0)?)?;
     }
-    if !rest && !["step", "index", "sparse"].into_iter().any(named) {
+    if !rest && !["step", "index", "sparse", "split"].into_iter().any(named) {
         return Ok(());
     }
     let bench = Bench::new(&*device, POOL)?;
+    if named("split") {
+        split::run(&bench)?;
+    }
     if named("step") {
         step::run(&bench)?;
     }

@@ -1,7 +1,8 @@
 //! The CUDA driver, opened at run time, with none of the ways in which the bindings panic.
 //!
 //! cudarc panics where libcuda or one of its symbols is missing, and when it formats a `DriverError`. So the library is
-//! probed once, every entry point used here is looked up first, and codes are formatted by this module.
+//! probed once, every entry point used here is looked up first, and codes are named by the driver: a newer one has codes that
+//! the bindings' list lacks.
 
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
@@ -19,6 +20,7 @@ const LIBRARIES: [&str; 2] = ["cuda", "nvcuda"];
 const SYMBOLS: &[&CStr] = &[
     c"cuInit",
     c"cuDriverGetVersion",
+    c"cuGetErrorName",
     c"cuDeviceGet",
     c"cuDeviceGetCount",
     c"cuDeviceGetName",
@@ -112,7 +114,19 @@ pub(crate) fn check(code: sys::CUresult) -> Result<()> {
     if code == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
-    Err(Error::Device { code: code as i32, text: format!("{code:?}") })
+    Err(Error::Device { code: code as i32, text: name(code) })
+}
+
+/// What the driver calls a code of its own.
+fn name(code: sys::CUresult) -> String {
+    let mut name = std::ptr::null();
+    // SAFETY: the symbol exists, the pointer is valid for one pointer, and the call needs no context.
+    let known = unsafe { sys::cuGetErrorName(code, &mut name) } == sys::CUresult::CUDA_SUCCESS;
+    if !known || name.is_null() {
+        return "a code that the driver has no name for".to_owned();
+    }
+    // SAFETY: a text of the driver, which stays and ends with a zero.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
 /// What the driver says about one device.

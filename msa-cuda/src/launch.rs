@@ -216,6 +216,29 @@ mod tests {
         assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
     }
 
+    /// Sixteen requests of 8.7K tokens once took 16 of 152 SMs. Where there are as many blocks as SMs, 15 of 16 SMs have work at
+    /// least: a block of threads takes two units, so that a few may be left.
+    #[test]
+    fn p03_index_grids_fill_the_machine() {
+        let traits = msa_core::device::DeviceTraits::h200();
+        let units = traits.units;
+        let op = msa_core::op::Op::IndexScore(Default::default());
+        let plan = Plan { op, traits, ..Plan::default() };
+        for (keys, blocks) in [(CacheFormat::E4m3, 1), (CacheFormat::Nvfp4, 2), (CacheFormat::Bf16, 1)] {
+            for (requests, kv) in
+                [1, 4, 16].into_iter().flat_map(|b| [8_700, 32_768, 262_144].map(|kv| (b, kv)))
+            {
+                let lengths = Lengths::upto(requests, 1, kv).unwrap();
+                let all = total_blocks(&plan, &lengths);
+                let choice = index_choice(1, 4, keys, all);
+                let kernel = Kernel { symbol: choice.symbol, threads: 256, shared: 0, blocks };
+                let grid = index_grid(&plan, &lengths, &choice, &kernel);
+                let wanted = u64::from(units - units / 16).min(all / 2);
+                assert!(u64::from(grid.x) >= wanted, "{keys:?} {requests} of {kv}: {} blocks", grid.x);
+            }
+        }
+    }
+
     #[test]
     fn append_takes_one_pass_until_the_machine_is_full() {
         let kernel = Kernel { symbol: "append_once", threads: 128, shared: 0, blocks: 8 };

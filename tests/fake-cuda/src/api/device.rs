@@ -53,7 +53,31 @@ entries! {
     }
 
     fn cuGetErrorName(error: c_int, text: Out<*const c_char>) |_state| {
-        let found: &CStr = if error == 0 { c"CUDA_SUCCESS" } else { c"CUDA_ERROR" };
-        text.set(found.as_ptr())
+        text.set(error_name(error).ok_or(INVALID_VALUE)?.as_ptr())
     }
+}
+
+/// Names of the codes that tests make calls answer.
+fn error_name(error: c_int) -> Option<&'static CStr> {
+    Some(match error {
+        0 => c"CUDA_SUCCESS",
+        1 => c"CUDA_ERROR_INVALID_VALUE",
+        2 => c"CUDA_ERROR_OUT_OF_MEMORY",
+        3 => c"CUDA_ERROR_NOT_INITIALIZED",
+        100 => c"CUDA_ERROR_NO_DEVICE",
+        101 => c"CUDA_ERROR_INVALID_DEVICE",
+        200 => c"CUDA_ERROR_INVALID_IMAGE",
+        201 => c"CUDA_ERROR_INVALID_CONTEXT",
+        209 => c"CUDA_ERROR_NO_BINARY_FOR_GPU",
+        400 => c"CUDA_ERROR_INVALID_HANDLE",
+        500 => c"CUDA_ERROR_NOT_FOUND",
+        700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        709 => c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        719 => c"CUDA_ERROR_LAUNCH_FAILED",
+        803 => c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        900 => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        901 => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        999 => c"CUDA_ERROR_UNKNOWN",
+        _ => return None,
+    })
 }

@@ -76,6 +76,20 @@ fn every_call_may_fail_once_and_the_next_try_works() {
 }
 
 #[test]
+fn a_code_of_a_newer_driver_is_an_error_with_its_number() {
+    Driver::of("9.0").without_kernels().run(&test_name!(), || {
+        msa_cuda::backend().devices().unwrap();
+        for unknown in [870, 4711, 123_456_789] {
+            fake::fail_with("cuDeviceGetName", unknown, 0);
+            let error = msa_cuda::backend().devices().unwrap_err();
+            assert_eq!(code(&error), unknown);
+            assert!(error.to_string().contains("a code that the driver has no name for"), "{error}");
+        }
+        assert_eq!(msa_cuda::backend().devices().unwrap().len(), 1);
+    });
+}
+
+#[test]
 fn memory_that_is_used_up_is_an_error_and_freed_memory_is_enough_again() {
     Driver::of("9.0").with("MSA_FAKE_CUDA_MEMORY", 8 << 20).run(&test_name!(), || {
         let device = device();

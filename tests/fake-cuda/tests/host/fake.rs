@@ -32,10 +32,15 @@ pub(crate) fn take_calls() -> Vec<String> {
 
 /// Makes the call `name` answer `code` once, after `skip` that do not.
 pub(crate) fn fail(name: &str, code: sys::CUresult, skip: u32) {
+    fail_with(name, code as c_int, skip);
+}
+
+/// The same for a code of a driver that is newer than the bindings.
+pub(crate) fn fail_with(name: &str, code: c_int, skip: u32) {
     let fail: unsafe extern "C" fn(*const c_char, c_int, c_uint) = symbol("msa_fake_cuda_fail");
     let name = CString::new(name).unwrap();
     // SAFETY: the name ends with a zero.
-    unsafe { fail(name.as_ptr(), code as c_int, skip) }
+    unsafe { fail(name.as_ptr(), code, skip) }
 }
 
 /// Makes a kernel fail when it runs next.

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail loudly")]
 
+mod checked;
 mod child;
 mod contexts;
 mod engine;

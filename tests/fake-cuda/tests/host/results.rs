@@ -70,6 +70,8 @@ fn lines() -> Vec<String> {
         "step(len=[1x300,3x129],ik=bf16,kv=bf16,grouping=reduced)",
     ];
     lines.extend(more.map(str::to_owned));
+    let checked = msa_tests::sets::read("checked").unwrap();
+    lines.extend(checked.iter().map(ToString::to_string).filter(|line| !line.contains("prefill")));
     lines
 }
 

@@ -18,6 +18,8 @@ fn p01_a_run_allocates_nothing_and_waits_for_nothing() {
             "sparse_decode(len=[1x5000],kv=nvfp4,k=40,splits=40)",
             "sparse_decode(len=[0x0],pad=2)",
             "append(hq=16,hkv=1,hi=1,len=[2*700x700],kv=fp8,ik=fp8)",
+            "append(len=[5x300,3x65],kv=nvfp4,ik=fp8,checked=true)",
+            "step(len=[1x300,3x129,0x0],appends=true,kv=nvfp4,ik=nvfp4,q=e4m3,iq=e4m3,checked=true)",
         ];
         for line in [DECODE, INDEX, SELECT, APPEND, MERGE, STEP].into_iter().chain(more) {
             let work = Work::new(&device, line);
