@@ -115,6 +115,7 @@ MSA_DEVICE void validate(const ValidateArguments& p) {
   const Share share = {blockIdx.x * VALIDATE_THREADS + threadIdx.x, gridDim.x * VALIDATE_THREADS};
   wait_for_predecessor();
   if (share.thread == 0) *p.batch.status = 0;
+  __syncwarp();
   cluster_arrive();
   cluster_wait();
   if (p.batch.query_offsets) check_requests(p, share);

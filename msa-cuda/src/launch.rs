@@ -276,6 +276,20 @@ mod tests {
     }
 
     #[test]
+    fn d07_more_blocks_than_a_grid_has_are_refused_with_the_limit() {
+        let bound = |query_len| msa_core::lengths::RequestBound { query_len, kv_len: 1 };
+        // One long request among many: a block for each row that the longest of them could have.
+        let lengths = |requests: usize| {
+            let rest = std::iter::repeat_n(bound(0), requests - 1);
+            Lengths::new(std::iter::once(bound(1 << 20)).chain(rest)).unwrap()
+        };
+        assert_eq!(row_grid(&lengths(511), 4, 1).unwrap().x, 511 * 4 << 20);
+        let error = row_grid(&lengths(512), 4, 1).unwrap_err().to_string();
+        assert_eq!(error, "lengths: want at most 2^31 blocks of threads, got 2147483648");
+        assert!(row_grid(&lengths(2), u32::MAX, 16).is_err());
+    }
+
+    #[test]
     fn few_rows_take_few_blocks() {
         let blocks = |rows| append_grid(rows, [4, 4, 1, 4, 64], 1).blocks;
         assert_eq!([1, 2, 8, 16, 17, 128].map(blocks), [8, 12, 39, 77, 154, 616]);

@@ -47,6 +47,10 @@ fn cases_that_once_failed_pass_linked_and_loaded() {
 #[test]
 fn checked_plans_do_what_is_right_and_refuse_the_rest() {
     on_both("checked");
+    // The same under the plans of a GPU; it has no prefill.
+    let hopper = check(&["-b", "as:sm90a", "-s", "checked"]);
+    assert!(hopper.status.success(), "{}", text(&hopper));
+    assert!(text(&hopper).ends_with("78 passed, 0 failed, 5 skipped\n"), "{}", text(&hopper));
 }
 
 /// Three cases a cell.

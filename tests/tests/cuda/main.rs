@@ -20,6 +20,7 @@ mod field_formats;
 mod field_graphs;
 mod field_plans;
 mod field_repeats;
+mod field_rows;
 mod field_sanitizer;
 #[path = "../gpu/field_select.rs"]
 mod field_select;
