@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod captured;
+mod checked;
 #[path = "../gpu/field_append.rs"]
 mod field_append;
 #[path = "../gpu/field_caches.rs"]

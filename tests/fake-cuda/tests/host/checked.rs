@@ -2,6 +2,8 @@
 
 use msa_core::args::Role;
 use msa_core::backend::Status;
+use msa_core::cache::{IndexCache, KvCache};
+use msa_tests::trial::Trial;
 
 use crate::child::{Driver, test_name};
 use crate::work::{APPEND, DECODE, INDEX, MERGE, SELECT, STEP, Work, device};
@@ -75,6 +77,39 @@ fn a_captured_run_is_refused_or_not_by_what_is_on_the_device() {
             assert_eq!((work.status(stream).unwrap().0, work.check().0), (want, want), "{offsets:?}");
         }
         engine::release_primary(0);
+    });
+}
+
+/// A NaN in the row of each source that goes to page 0, which is the null page of one cache, of the other, or of none.
+#[test]
+fn rows_of_a_null_page_are_not_looked_at_for_that_cache() {
+    Driver::of("9.0").run(&test_name!(), || {
+        let device = device();
+        let refused = Status::NAN | Status::REFUSED;
+        for (role, null_kv, null_index, want) in [
+            (Role::KeySource, Some(0), None, 0),
+            (Role::KeySource, None, Some(0), refused),
+            (Role::ValueSource, Some(0), Some(1), 0),
+            (Role::ValueSource, Some(1), Some(0), refused),
+            (Role::IndexKeySource, None, Some(0), 0),
+            (Role::IndexKeySource, Some(0), None, refused),
+            (Role::IndexKeySource, None, None, refused),
+        ] {
+            let line = "append(hq=4,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,len=[2x40],checked=true)";
+            let mut trial = Trial::new(&device, line.parse().unwrap()).unwrap();
+            for memory in &mut trial.inputs.caches {
+                memory.writable = std::iter::once(0..memory.bytes.len()).collect();
+                memory.kv = memory.kv.map(|cache| KvCache { null_page: null_kv, ..cache });
+                memory.index = memory.index.map(|cache| IndexCache { null_page: null_index, ..cache });
+            }
+            trial.bytes(Role::Slots).unwrap()[..8].copy_from_slice(&5_i64.to_le_bytes());
+            let width = trial.row(role, 0).unwrap().len();
+            trial.bytes(role).unwrap()[..width].fill(0xff);
+            let work = Work::of(&device, trial);
+            work.enqueue(0).unwrap();
+            let status = work.status(0).unwrap().0;
+            assert_eq!((status, work.check().0), (want, want), "{role:?} {null_kv:?} {null_index:?}");
+        }
     });
 }
 

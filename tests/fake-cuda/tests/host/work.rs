@@ -32,7 +32,11 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn new(device: &Arc<dyn Device>, line: &str) -> Self {
-        let trial = Trial::new(device, line.parse().unwrap()).unwrap();
+        Self::of(device, Trial::new(device, line.parse().unwrap()).unwrap())
+    }
+
+    /// A case whose inputs the test has changed.
+    pub(crate) fn of(device: &Arc<dyn Device>, trial: Trial) -> Self {
         let prepared = device.prepare(&trial.plan).unwrap();
         let placement = Placement::new(device, &trial.inputs, trial.case.gap, written_rows(&trial)).unwrap();
         placement.reset(0xff).unwrap();
