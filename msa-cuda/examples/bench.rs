@@ -1,8 +1,9 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [index] [sparse] [step] [append] [split] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
+//! `bench [quick] [index] [sparse] [step] [append] [split] [checked] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
 //! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
-//! own; with `append` that alone; with `split` the bytes a second of index scoring beside those of a copy, few requests.
+//! own; with `append` that alone; with `split` the bytes a second of index scoring beside those of a copy, few requests; with
+//! `checked` under checked plans.
 
 #[path = "bench/append.rs"]
 mod append;
@@ -92,6 +93,11 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
     Ok(())
 }
 
+/// Options of every plan: `checked` on the command line adds the validation.
+fn options() -> PlanOptions {
+    PlanOptions { checked: std::env::args().any(|a| a == "checked"), ..PlanOptions::default() }
+}
+
 /// Whether the formats `name` are to be timed: all, or those of `only=`.
 fn chosen(name: &str) -> bool {
     std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
@@ -137,7 +143,7 @@ impl<'a> Bench<'a> {
     fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<(f64, f64)> {
         let g = op.geometry;
         let lengths = Lengths::upto(requests as u32, rows as u32, context as u32)?;
-        let plan = |op: &Op| self.device.plan(op, &lengths, &PlanOptions::default());
+        let plan = |op: &Op| self.device.plan(op, &lengths, &options());
         let score = self.device.prepare(&plan(&Op::IndexScore(op.clone()))?)?;
         let select = self.device.prepare(&plan(&Op::Select(Select::default()))?)?;
         let stride = IndexCache::planar(&g, op.keys, 1, 4096)?.key.page_stride;

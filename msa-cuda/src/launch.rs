@@ -53,9 +53,11 @@ pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, choice: &IndexChoice, k
     let g = plan.op.geometry();
     let units = lengths.requests().iter().map(|r| g.blocks(r.kv_len.into()).div_ceil(choice.pages.into()));
     let groups = units.sum::<u64>().div_ceil(2).max(1);
-    let most = u64::from(plan.traits.units.max(1) * kernel.blocks);
-    let chunks = (lengths.max_query_len() * g.index_heads).div_ceil(choice.pairs).max(1);
-    Grid { x: groups.min(most) as u32, y: chunks, cluster: 1 }
+    let most = u64::from(plan.traits.units.max(1)) * u64::from(kernel.blocks);
+    let pairs = u64::from(lengths.max_query_len()) * u64::from(g.index_heads);
+    let chunks = pairs.div_ceil(choice.pairs.into()).max(1);
+    let narrow = |blocks| u32::try_from(blocks).unwrap_or(u32::MAX);
+    Grid { x: narrow(groups.min(most)), y: narrow(chunks), cluster: 1 }
 }
 
 /// All blocks that the bounds allow.
@@ -75,7 +77,7 @@ pub(crate) fn select_symbol(blocks: u64) -> &'static str {
 /// One block of threads for each of `per_row` items of every row that the bounds allow.
 pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<Grid> {
     let rows = lengths.requests().len() as u64 * u64::from(lengths.max_query_len());
-    let blocks = rows * u64::from(per_row) * u64::from(cluster);
+    let blocks = rows.saturating_mul(per_row.into()).saturating_mul(cluster.into());
     let x = u32::try_from(blocks).ok().filter(|&x| x <= i32::MAX as u32);
     let x = x.ok_or_else(|| Error::invalid("lengths", "at most 2^31 blocks of threads", blocks))?;
     Ok(Grid { x, y: 1, cluster })
@@ -94,7 +96,7 @@ pub(crate) struct DecodeChoice {
 /// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. Where an SM has one block, the kernel with
 /// more registers and a deeper ring. A combination through the workspace is not made for pairs.
 pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice {
-    let crowded = items * u64::from(splits) > u64::from(units);
+    let crowded = items.saturating_mul(splits.into()) > u64::from(units);
     match splits {
         2..=MAX_CLUSTER if crowded => DecodeChoice { symbol: "sparse_decode_pair", parts: 2 },
         _ if crowded => DecodeChoice { symbol: "sparse_decode", parts: 1 },
@@ -124,7 +126,8 @@ const APPEND_PASSES: u64 = 8;
 
 /// Passes of every block of `append` over `heads` (row, head) pairs: one until the machine has been filled several times.
 pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
-    let waves = heads.div_ceil(APPEND_HEADS) / u64::from((units * kernel.blocks).max(1));
+    let filled = u64::from(units.max(1)) * u64::from(kernel.blocks.max(1));
+    let waves = heads.div_ceil(APPEND_HEADS) / filled;
     (waves / 4).clamp(1, APPEND_PASSES) as u32
 }
 
@@ -152,10 +155,12 @@ pub(crate) fn append_grid(rows: u64, heads: [u32; 5], passes: u32) -> AppendGrid
     for (first, heads) in first_blocks.iter_mut().zip(heads) {
         *first = group_blocks;
         let (period, row_step) = append_turn(heads);
-        group_blocks += if heads == 0 { 0 } else { in_pass.div_ceil(row_step) * period };
+        let own = if heads == 0 { 0 } else { in_pass.div_ceil(row_step).saturating_mul(period) };
+        // More than can be counted are more than a grid has: the driver refuses them.
+        group_blocks = u32::saturating_add(group_blocks, own);
     }
     // 2^(31 + bits) / blocks rounded up, with 2^bits at least blocks: 32 bits that are exact for 31-bit numbers.
-    let bits = group_blocks.next_power_of_two().trailing_zeros().max(1);
+    let bits = u64::from(group_blocks).next_power_of_two().trailing_zeros().max(1);
     let magic = (1_u64 << (31 + bits)).div_ceil(group_blocks.max(2).into()) as u32;
     let blocks = rows.div_ceil(APPEND_HEADS * u64::from(passes)) * u64::from(group_blocks);
     AppendGrid { blocks, group_blocks, first_blocks, magic, shift: bits - 1 }
@@ -319,6 +324,24 @@ mod tests {
             assert!(winner_entries(rows) * WINNER_BYTES <= 64 * rows && winner_entries(rows) >= 2 * rows);
             assert!(append_rows(winner_entries(rows) * WINNER_BYTES, 1) >= rows);
         }
+    }
+
+    /// Counts of heads and of units are the caller's: whatever they are, a grid is whole or refused, and nothing wraps.
+    #[test]
+    fn d05_counts_beyond_32_bits_are_saturated_or_refused() {
+        let mut traits = msa_core::device::DeviceTraits::h200();
+        traits.units = u32::MAX;
+        let mut op = msa_core::op::IndexScore::default();
+        (op.geometry.query_heads, op.geometry.index_heads) = (1 << 30, 1 << 30);
+        let plan = Plan { op: msa_core::op::Op::IndexScore(op), traits, ..Plan::default() };
+        let lengths = Lengths::upto(4, 8, 1 << 20).unwrap();
+        let kernel = Kernel { symbol: "index_score_n4", threads: 256, shared: 0, blocks: 2 };
+        let choice = index_choice(8, 1 << 30, CacheFormat::Nvfp4, total_blocks(&plan, &lengths));
+        assert_eq!(index_grid(&plan, &lengths, &choice, &kernel).y, 1 << 28);
+        assert!(row_grid(&lengths, u32::MAX, 16).is_err());
+        assert_eq!(append_passes(u64::MAX, u32::MAX, &kernel), 8);
+        let grid = append_grid(1024, [u32::MAX; 5], 1);
+        assert_eq!((grid.group_blocks, grid.blocks), (u32::MAX, 64 * u64::from(u32::MAX)));
     }
 
     #[test]

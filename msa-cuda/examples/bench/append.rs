@@ -7,7 +7,7 @@ use msa_core::error::Result;
 use msa_core::geometry::Geometry;
 use msa_core::lengths::Lengths;
 use msa_core::op::{Append, Op, Rounding};
-use msa_core::plan::PlanOptions;
+
 use msa_core::tensor::{DType, Tensor};
 
 use super::Bench;
@@ -71,7 +71,7 @@ const TABLES: u64 = 900 << 20;
 
 fn time(bench: &Bench<'_>, op: &Append, tokens: u64) -> Result<f64> {
     let lengths = Lengths::upto(1, tokens as u32, POSITIONS as u32)?;
-    let plan = bench.device.plan(&Op::Append(op.clone()), &lengths, &PlanOptions::default())?;
+    let plan = bench.device.plan(&Op::Append(op.clone()), &lengths, &super::options())?;
     let prepared = bench.device.prepare(&plan)?;
     // Small batches take other rows and pages in every run; 32K tokens are beyond the L2 as they are.
     let sets = if tokens > 1024 { 1 } else { 24 };

@@ -82,7 +82,7 @@ impl Bench<'_> {
     ) -> Result<f64> {
         let g = op.geometry;
         let lengths = Lengths::upto(requests as u32, rows as u32, context as u32)?;
-        let options = PlanOptions { splits, ..PlanOptions::default() };
+        let options = PlanOptions { splits, ..super::options() };
         let plan = self.device.plan(&Op::SparseDecode(op.clone()), &lengths, &options)?;
         let prepared = self.device.prepare(&plan)?;
         let stride = head_slot(&g, op.cache, 1, 4096)?.key.page_stride;

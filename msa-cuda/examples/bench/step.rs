@@ -6,7 +6,7 @@ use msa_core::cache::{CacheFormat, IndexCache, KvCache, head_slot};
 use msa_core::error::Result;
 use msa_core::lengths::Lengths;
 use msa_core::op::{Append, Attention, IndexScore, Op, ScorePrecision, Step};
-use msa_core::plan::PlanOptions;
+
 use msa_core::tensor::{DType, Tensor};
 
 use super::append::{POSITIONS, fill, sources};
@@ -69,7 +69,7 @@ impl Stages<'_> {
     fn prepare(&self, op: &Op) -> Result<Box<dyn Prepared>> {
         let lengths = Lengths::upto(self.requests as u32, 1, self.context as u32)?;
         let device = self.bench.device;
-        device.prepare(&device.plan(op, &lengths, &PlanOptions::default())?)
+        device.prepare(&device.plan(op, &lengths, &super::options())?)
     }
 
     fn rows(&self, at: u64, dtype: DType, heads: u32, width: u64) -> Result<Tensor> {

@@ -87,8 +87,9 @@ impl AppendStage {
     /// As for [`Self::enqueue`].
     unsafe fn find_winners(&self, run: &Run<'_>, rows: &RowArguments) -> Result<()> {
         let grid = |items: u32| {
-            let blocks =
-                items.div_ceil(self.find.kernel.threads).min(self.units.max(1) * self.find.kernel.blocks);
+            let blocks = items
+                .div_ceil(self.find.kernel.threads)
+                .min(self.units.max(1).saturating_mul(self.find.kernel.blocks));
             Grid { x: blocks.max(1), y: 1, cluster: 1 }
         };
         let entered = RowArguments { later: 0, ..*rows };

@@ -41,7 +41,8 @@ impl DecodeStage {
             return Err(Error::invalid("options.splits", want, splits));
         }
         let image = image(plan);
-        let items = lengths.requests().len() as u64 * u64::from(lengths.max_query_len() * groups(op));
+        let rows = lengths.requests().len() as u64 * u64::from(lengths.max_query_len());
+        let items = rows.saturating_mul(groups(op).into());
         let choice = launch::decode_choice(items, splits, plan.traits.units);
         let blocks = splits / choice.parts;
         let cluster = if in_workspace { 1 } else { blocks };
@@ -49,7 +50,7 @@ impl DecodeStage {
         if cluster == 1 {
             function.kernel.shared -= launch::exchange_bytes(choice.parts);
         }
-        let grid = launch::row_grid(&lengths, groups(op) * blocks, 1)?;
+        let grid = launch::row_grid(&lengths, groups(op).saturating_mul(blocks), 1)?;
         let combine = if in_workspace {
             let grid = launch::row_grid(&lengths, op.geometry.query_heads, 1)?;
             Some((context.function(&image, "combine_parts")?, Grid { x: grid.x.div_ceil(4), ..grid }))
