@@ -27,3 +27,5 @@ mod field_sanitizer;
 mod field_select;
 mod field_support;
 mod pair;
+#[path = "../gpu/workspaces.rs"]
+mod workspaces;

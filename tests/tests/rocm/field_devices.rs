@@ -13,6 +13,7 @@ use msa_tests::trial::Trial;
 
 use crate::pair::{ARCHITECTURES, Pair, device, flavoured, ready};
 use crate::ranks::{Group, formats};
+use crate::workspaces;
 
 const LINE: &str = "sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,len=[1x300])";
 
@@ -173,44 +174,15 @@ fn l05_a_workspace_may_hold_anything_between_calls() {
     for arch in ARCHITECTURES {
         let device = device(arch, 1, 2);
         let own: Arc<dyn Device> = device.clone();
-        let lines = [
-            "sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,len=[1x300],splits=3)",
-            "merge(hq=4,hkv=1,hi=1,len=[2x5])",
-            "append(hq=4,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,len=[2x20])",
-            "select(hq=4,hkv=1,hi=1,len=[2x3000])",
-        ];
-        let pairs = lines.map(|line| Pair::on(&device, line));
-        let wants = pairs.each_ref().map(Pair::run);
-        let bytes = pairs.iter().map(|pair| pair.trial.plan.workspace_bytes).max().unwrap();
-        let workspace = Span { address: own.memory().allocate(bytes).unwrap(), bytes };
-        let prepared = pairs.each_ref().map(|pair| own.prepare(&pair.trial.plan).unwrap());
-        let placed = pairs.each_ref().map(|pair| {
-            Placement::new(&own, &pair.trial.inputs, 0, u64::from(pair.trial.case.rows())).unwrap()
+        let pairs = workspaces::LINES.map(|line| Pair::on(&device, line));
+        workspaces::in_turn(&own, &pairs, 100, |prepared, args, workspace| {
+            // A call that fails midway.
+            device.simulated().fail("hipModuleLaunchKernel", 1);
+            // SAFETY: everything was placed on this device and stays.
+            let failed = unsafe { prepared.enqueue(Stream(0), args, workspace) };
+            assert!(failed.is_err());
+            device.simulated().fail("hipModuleLaunchKernel", 0);
         });
-        for call in 0..100 {
-            let which = call * 7 % 4;
-            placed[which].reset(call as u8).unwrap();
-            let junk: Vec<u8> = (0..bytes).map(|i| (i as usize * 31 + call) as u8).collect();
-            own.memory().write(workspace.address, &junk).unwrap();
-            if call % 10 == 5 {
-                // A call that fails midway leaves nothing that the next one trips over.
-                device.simulated().fail("hipModuleLaunchKernel", 1);
-                // SAFETY: everything was placed on this device and stays.
-                let failed = unsafe { prepared[which].enqueue(Stream(0), &placed[which].args, workspace) };
-                assert!(failed.is_err());
-                device.simulated().fail("hipModuleLaunchKernel", 0);
-            }
-            // SAFETY: as above.
-            unsafe { prepared[which].enqueue(Stream(0), &placed[which].args, workspace) }.unwrap();
-            // SAFETY: the workspace of the run above.
-            assert!(unsafe { prepared[which].status(Stream(0), workspace) }.unwrap().is_clean());
-            for (role, tensor) in placed[which].args.tensors() {
-                let row = wants[which].row(*role, 0);
-                let mut got = vec![0; row.len()];
-                own.memory().read(tensor.address, &mut got).unwrap();
-                assert!(got == row, "{arch} call {call}: {}", role.name());
-            }
-        }
     }
 }
 

@@ -25,4 +25,6 @@ mod field_select;
 mod field_support;
 mod pair;
 mod ranks;
+#[path = "../gpu/workspaces.rs"]
+mod workspaces;
 mod worlds;
