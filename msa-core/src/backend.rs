@@ -206,5 +206,9 @@ mod tests {
         );
         assert_eq!(Status(Status::RANK | 5 << 16).to_string(), "rank did not arrive (0, 2)");
         assert_eq!(Status::default().to_string(), "clean");
+        let page = include_str!("../docs/ABI.md");
+        for (bit, (name, _)) in Status::NAMES.iter().enumerate() {
+            assert!(page.contains(&format!("\n| {bit} | `{name}` | ")), "ABI.md lacks {name}");
+        }
     }
 }

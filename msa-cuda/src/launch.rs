@@ -288,7 +288,7 @@ mod tests {
             let rest = std::iter::repeat_n(bound(0), requests - 1);
             Lengths::new(std::iter::once(bound(1 << 20)).chain(rest)).unwrap()
         };
-        assert_eq!(row_grid(&lengths(511), 4, 1).unwrap().x, 511 * 4 << 20);
+        assert_eq!(row_grid(&lengths(511), 4, 1).unwrap().x, (511 * 4) << 20);
         let error = row_grid(&lengths(512), 4, 1).unwrap_err().to_string();
         assert_eq!(error, "lengths: want at most 2^31 blocks of threads, got 2147483648");
         assert!(row_grid(&lengths(2), u32::MAX, 16).is_err());
