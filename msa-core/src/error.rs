@@ -80,8 +80,13 @@ impl Error {
 ///
 /// # Errors
 /// [`Error::Invalid`] with `field`, `want` and `got`.
-pub fn require(holds: bool, field: &str, want: impl fmt::Display, got: impl fmt::Display) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::invalid(field, want, got)) }
+pub fn require(
+    holds: bool,
+    field: impl fmt::Display,
+    want: impl fmt::Display,
+    got: impl fmt::Display,
+) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::invalid(field.to_string(), want, got)) }
 }
 
 fn join(reasons: &[String]) -> String {

@@ -23,6 +23,7 @@ pub mod indexer;
 #[cfg(feature = "hip-rs")]
 pub mod interop;
 pub mod launch;
+mod memory;
 mod module;
 pub mod parameters;
 pub mod plugin;

@@ -8,7 +8,8 @@ use msa_rocm::hip::Hip;
 
 use crate::Code;
 use crate::calls::table_of;
-use crate::state::{Call, Setup, State};
+use crate::setup::Setup;
+use crate::state::{Call, State};
 
 /// Runtimes at a time, that of the exported functions included.
 pub(crate) const SLOTS: usize = 32;
@@ -100,6 +101,11 @@ impl Simulated {
     /// Kernels that were executed, by symbol, with the number of their launches.
     pub fn executed(&self) -> BTreeMap<String, u64> {
         with(self.slot, |state, _| state.executed.clone())
+    }
+
+    /// Tasks that are queued and have not run.
+    pub fn pending(&self) -> usize {
+        with(self.slot, |state, _| state.queues.pending())
     }
 
     /// What the interpreter said when it stopped.

@@ -12,7 +12,8 @@ use msa_core::plan::PlanOptions;
 use msa_core::tensor::DType;
 use msa_core::variant::Support;
 use msa_fake_hip::Simulated;
-use msa_rocm::launch::KernelLaunch;
+use msa_rocm::launch::{KernelLaunch, Name};
+use msa_rocm::parameters::Block;
 use msa_rocm::{backend_over, variants};
 use msa_tests::rocm_emu;
 
@@ -28,10 +29,10 @@ fn backend(architectures: &[&str]) -> (Simulated, Arc<dyn Backend>) {
 fn d07_more_work_items_than_a_packet_counts_are_refused_with_the_limit() {
     let launch = |groups: u32, threads: u32| KernelLaunch {
         source: "append",
-        variant: "append.nvfp4.gfx950.row".to_owned(),
+        variant: Name::from("append.nvfp4.gfx950.row").unwrap(),
         grid: [groups, 4, 1],
         threads,
-        arguments: Vec::new(),
+        arguments: Block::new(),
     };
     // A million tokens of sixty layers in one call.
     assert_eq!(launch(60 << 20, 64).check(), Ok(()));
