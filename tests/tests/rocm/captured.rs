@@ -31,7 +31,16 @@ fn capture(ranks: &Ranks) -> Vec<Graph> {
         ok(unsafe { table.hipStreamCreate.unwrap()(&mut stream) });
         // SAFETY: the stream was created above.
         ok(unsafe { table.hipStreamBeginCapture.unwrap()(stream, 0) });
+        let before = ranks.simulated.calls().len();
         member.enqueue(Stream(stream as u64));
+        // Launches and the clearing of the status word: a capture takes nothing else.
+        let calls = ranks.simulated.calls();
+        let captured = calls[before..].iter().filter(|call| call.captured);
+        assert_eq!(captured.clone().count(), calls.len() - before);
+        assert!(
+            captured.clone().all(|c| ["hipModuleLaunchKernel", "hipMemsetD32Async"].contains(&c.function))
+        );
+        assert!(captured.count() > 4);
         // SAFETY: the pointer is valid for the call.
         ok(unsafe { table.hipStreamEndCapture.unwrap()(stream, &mut graph) });
         let none = std::ptr::null_mut();

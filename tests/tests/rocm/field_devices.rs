@@ -11,7 +11,7 @@ use msa_tests::memory::Placement;
 use msa_tests::rocm_emu;
 use msa_tests::trial::Trial;
 
-use crate::pair::{ARCHITECTURES, Pair, device, flavoured, ready};
+use crate::pair::{ARCHITECTURES, NON_BLOCKING, Pair, device, flavoured, ready};
 use crate::ranks::{Group, formats};
 
 const LINE: &str = "sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,len=[1x300])";
@@ -29,7 +29,7 @@ fn stream(simulated: &Simulated, device: i32) -> *mut c_void {
     // SAFETY: no pointers are passed.
     assert_eq!(unsafe { (table.hipSetDevice)(device) }, 0);
     // SAFETY: the pointer is valid for the call.
-    assert_eq!(unsafe { table.hipStreamCreate.unwrap()(&mut stream) }, 0);
+    assert_eq!(unsafe { table.hipStreamCreateWithFlags.unwrap()(&mut stream, NON_BLOCKING) }, 0);
     // SAFETY: no pointers are passed.
     assert_eq!(unsafe { (table.hipSetDevice)(0) }, 0);
     stream

@@ -33,6 +33,31 @@ fn own_queries_and_scores_to_the_owner() {
     }
 }
 
+/// Heads are divided over the ranks, so that three ranks want three heads, or six.
+#[test]
+fn scores_go_to_their_owners_in_every_world() {
+    for (world, heads) in [(3, 3), (5, 5), (6, 6), (7, 7), (3, 6), (6, 3)] {
+        let arch = ARCHITECTURES[world as usize % 2];
+        let format = formats(arch)[heads as usize % 2];
+        let lengths = "len=[2x1000,1x130,1x2,0x0]";
+        let line = format!("index_score(hq={heads},hkv=1,hi={heads},k=4,{lengths},{format},seed={world})");
+        let queries = if heads == 6 { QuerySource::Own } else { QuerySource::Replicated };
+        Group { transport: Transport::Scores, queries, sharded: true, ..Group::new(arch, world, &line) }
+            .check();
+    }
+}
+
+#[test]
+fn a_collective_selects_what_one_device_selects() {
+    for world in 1..=8 {
+        let arch = ARCHITECTURES[world as usize % 2];
+        let (format, more) = (formats(arch)[world as usize / 2 % 2], ["in=ties", "in=nan", "init=1,local=2"]);
+        let line = format!("index_score({RAGGED},{format},{},seed={world})", more[world as usize % 3]);
+        let sharded = world % 2 == 1;
+        Group { transport: Transport::Collective, sharded, ..Group::new(arch, world, &line) }.check();
+    }
+}
+
 #[test]
 fn ties_nan_forced_blocks_and_order_by_score() {
     for (world, more) in [
