@@ -2,6 +2,7 @@
 
 mod border;
 mod hip;
+mod hip_rs;
 mod toolchain;
 
 use std::ffi::OsString;
@@ -84,6 +85,7 @@ const STEPS: &[Step] = &[
             variable: Some(("RUSTDOCFLAGS", "-D warnings")),
         },
     },
+    Step { name: "hip-rs", work: Work::Call(hip_rs::check) },
     Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },

@@ -1,7 +1,7 @@
 //! The launches that select: a rank's best keys, the merge of everybody's, and lists from scores.
 
 use msa_core::args::Role;
-use msa_core::error::{Result, require};
+use msa_core::error::{Error, Result, require};
 use msa_core::geometry::Grouping;
 use msa_core::op::{ForcedPriority, SelectOrder};
 
@@ -57,9 +57,11 @@ impl Run<'_> {
             return Ok(0..shared.heads);
         }
         require(!reduced, "block_indices.shape[1]", "1 list for all heads", lists)?;
+        if lists == own.len() as u64 {
+            return Ok(own);
+        }
         let want = if all { format!("{} or {}", shared.heads, own.len()) } else { own.len().to_string() };
-        require(lists == own.len() as u64, "block_indices.shape[1]", want, lists)?;
-        Ok(own)
+        Err(Error::invalid("block_indices.shape[1]", want, lists))
     }
 
     pub(super) fn merge(&self) -> Result<KernelLaunch> {

@@ -87,7 +87,9 @@ fn apt(folder: &Path, options: &[&str], arguments: &[&str]) -> Result<String, St
     let patience = ["Acquire::Retries=0", "Acquire::http::Timeout=10", "Acquire::https::Timeout=10"];
     let mut command = Command::new("apt-get");
     command.current_dir(folder).env("LC_ALL", "C").args(["-q", "-o", &cache]);
-    patience.iter().chain(options).for_each(|option| drop(command.args(["-o", option])));
+    for option in patience.iter().chain(options) {
+        command.args(["-o", option]);
+    }
     run(command.args(arguments))
 }
 
