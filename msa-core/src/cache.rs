@@ -12,7 +12,7 @@ pub use regions::{Region, regions};
 
 use std::fmt;
 
-use crate::error::{Error, Result, require};
+use crate::error::{Error, Result, require, require_at};
 use crate::geometry::Geometry;
 use crate::tensor::{DType, Tensor};
 
@@ -165,7 +165,7 @@ impl KvCache {
         let scales = self.format == CacheFormat::Nvfp4;
         for (name, view) in [("key_scale", self.key_scale), ("value_scale", self.value_scale)] {
             let want = if scales { "a view" } else { "none" };
-            require(view.is_some() == scales, format_args!("kv_cache.{name}"), want, view.is_some())?;
+            require_at(view.is_some() == scales, format_args!("kv_cache.{name}"), want, view.is_some())?;
         }
         for component in self.parts(geometry) {
             component.check("kv_cache", self.pages)?;
@@ -275,7 +275,7 @@ impl Component {
         let field = |what| Field { cache, component: self.name, what };
         let aligned = |what, value: u64| {
             let ok = value.is_multiple_of(ALIGNMENT);
-            require(ok, field(what), format_args!("a multiple of {ALIGNMENT} bytes"), value)
+            require_at(ok, field(what), format_args!("a multiple of {ALIGNMENT} bytes"), value)
         };
         aligned("address", self.view.address)?;
         aligned("page_stride", self.view.page_stride)?;
@@ -283,11 +283,11 @@ impl Component {
             aligned("head_stride", self.view.head_stride)?;
         }
         let (stride, row) = (self.view.token_stride, self.row_bytes);
-        require(stride >= row, field("token_stride"), format_args!("at least {row} bytes"), stride)?;
+        require_at(stride >= row, field("token_stride"), format_args!("at least {row} bytes"), stride)?;
         let elements = stride.is_multiple_of(self.dtype.bytes());
-        require(elements, field("token_stride"), "a multiple of the element size", stride)?;
+        require_at(elements, field("token_stride"), "a multiple of the element size", stride)?;
         let tensor = self.tensor(pages)?;
-        require(self.rows_are_disjoint(), field("strides"), "strides that keep rows apart", tensor)
+        require_at(self.rows_are_disjoint(), field("strides"), "strides that keep rows apart", tensor)
     }
 
     /// Sorts the axes by stride; each must step over everything that the finer ones cover.

@@ -289,6 +289,13 @@ mod tests {
         assert!(chosen(&["dist", "lunch"]).is_err_and(|text| text.ends_with(", package, got lunch")));
     }
 
+    /// The feature hip-rs of msa-rocm cannot be linked without ROCm.
+    #[test]
+    fn no_step_asks_for_all_features() {
+        let asks = |step: &Step| step.heading().contains("--all-features");
+        assert!(!STEPS.iter().any(asks) && STEPS.iter().any(|step| step.name == "hip-rs"));
+    }
+
     #[test]
     fn the_table_names_every_step() {
         let steps = steps(&[pass, skip, fail, pass]);

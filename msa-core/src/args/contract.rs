@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Args, Role};
-use crate::error::{Error, Result, require};
+use crate::error::{Error, Result, require, require_at};
 use crate::geometry::Geometry;
 use crate::lengths::Lengths;
 use crate::op::{Append, Attention, IndexScore, Merge, MergeDomain, Op, Select, SelectMerge, Step};
@@ -225,22 +225,22 @@ struct Seen {
 
 fn check_tensor(spec: &ArgSpec, tensor: &Tensor, seen: &mut Seen) -> Result<()> {
     let name = spec.role.name();
-    require(tensor.dtype == spec.dtype, format_args!("{name}.dtype"), spec.dtype, tensor.dtype)?;
+    require_at(tensor.dtype == spec.dtype, format_args!("{name}.dtype"), spec.dtype, tensor.dtype)?;
     let rank = spec.axes.len();
-    require(tensor.shape().len() == rank, format_args!("{name}.rank"), rank, tensor.shape().len())?;
+    require_at(tensor.shape().len() == rank, format_args!("{name}.rank"), rank, tensor.shape().len())?;
     for (axis, rule) in spec.axes.iter().enumerate() {
         let (field, got) = (Place { name, axis }, tensor.extent(axis));
         match *rule {
             Axis::Rows => agree(&mut seen.rows, got, field, "rows")?,
             Axis::Requests => agree(&mut seen.requests, got, field, "requests")?,
             Axis::Offsets => {
-                require(got >= 1, field, "requests + 1", got)?;
+                require_at(got >= 1, field, "requests + 1", got)?;
                 agree(&mut seen.requests, got - 1, field, "requests")?;
             }
-            Axis::Exactly(n) => require(got == n, field, n, got)?,
-            Axis::AtLeast(n) => require(got >= n, field, format_args!("at least {n}"), got)?,
+            Axis::Exactly(n) => require_at(got == n, field, n, got)?,
+            Axis::AtLeast(n) => require_at(got >= n, field, format_args!("at least {n}"), got)?,
             Axis::States(most) => {
-                require((1..=most).contains(&got), field, format_args!("1 to {most} states"), got)?;
+                require_at((1..=most).contains(&got), field, format_args!("1 to {most} states"), got)?;
                 agree(&mut seen.states, got, field, "states")?;
             }
         }
@@ -250,7 +250,7 @@ fn check_tensor(spec: &ArgSpec, tensor: &Tensor, seen: &mut Seen) -> Result<()> 
     let bytes = tensor.dtype.bytes();
     require(aligned, name, format_args!("address and strides multiples of {bytes} bytes"), tensor)?;
     let null = tensor.address == 0 && !tensor.is_empty();
-    require(!null, format_args!("{name}.address"), "an address", "null")
+    require_at(!null, format_args!("{name}.address"), "an address", "null")
 }
 
 /// `scores.shape[2]`
@@ -269,7 +269,7 @@ impl fmt::Display for Place {
 fn agree(seen: &mut Option<u64>, got: u64, field: Place, what: &str) -> Result<()> {
     match *seen {
         Some(want) => {
-            require(got == want, field, format_args!("{want} {what} as in the tensors before"), got)
+            require_at(got == want, field, format_args!("{want} {what} as in the tensors before"), got)
         }
         None => {
             *seen = Some(got);

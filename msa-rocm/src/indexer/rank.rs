@@ -160,7 +160,8 @@ impl IndexerRank {
 
     fn collective<'a>(&'a self, args: &'a Args, workspace: Span) -> Result<Run<'a>> {
         let fits = self.plan.options.transport == Transport::Collective;
-        require(fits, "options.transport", "collective", format!("{:?}", self.plan.options.transport))?;
+        let got = format_args!("{:?}", self.plan.options.transport);
+        require(fits, "options.transport", "collective", got)?;
         self.run(args, workspace)
     }
 

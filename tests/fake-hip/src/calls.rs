@@ -196,8 +196,8 @@ calls! {
     fn hipModuleGetFunction(slot, function: *mut Handle, module: Handle, name: *const c_char) {
         // SAFETY: the caller's promise: it ends with a zero.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        code(slot, "hipModuleGetFunction", |state, _| {
-            let number = state.function(module as usize, &name)?;
+        code(slot, "hipModuleGetFunction", |state, device| {
+            let number = state.function(device, module as usize, &name)?;
             // SAFETY: the caller's promise.
             unsafe { store(function, handle(number)) }
         })
@@ -316,8 +316,8 @@ calls! {
         code(slot, "hipEventSynchronize", |state, _| state.wait_for_event(event as usize))
     }
 
-    fn hipEventDestroy(slot, _event: Handle) {
-        code(slot, "hipEventDestroy", |_, _| Ok(()))
+    fn hipEventDestroy(slot, event: Handle) {
+        code(slot, "hipEventDestroy", |state, _| state.destroy_event(event as usize))
     }
 
     fn hipStreamBeginCapture(slot, stream: Handle, _mode: c_int) {

@@ -204,6 +204,10 @@ impl State {
         }
     }
 
+    pub(crate) fn destroy_event(&mut self, event: usize) -> Result<(), Code> {
+        self.queues.events.remove(&event).map(drop).ok_or(INVALID_HANDLE)
+    }
+
     pub(crate) fn begin_capture(&mut self, stream: usize) -> Result<(), Code> {
         if stream == 0 || self.queues.captures(stream) {
             return Err(INVALID_VALUE);

@@ -212,6 +212,13 @@ fn enqueue_allocates_nothing() {
             let ranks = Group { transport, queries, ..Group::new(arch, 2, &line) }.start();
             let (allocations, ()) = Counting::during(|| ranks.enqueue_all());
             assert_eq!(allocations, 0, "{arch} {transport:?} {queries:?}");
+            if transport == Transport::Collective {
+                let member = &ranks.members[1];
+                // SAFETY: as for the first half; what it merges does not matter.
+                let merge =
+                    || unsafe { member.rank.enqueue_merge(Stream(0), &member.args, member.workspace) };
+                assert_eq!(Counting::during(merge), (0, Ok(())), "{arch} merge");
+            }
         }
     }
 }

@@ -59,19 +59,23 @@ fn a_collective_selects_what_one_device_selects() {
 }
 
 #[test]
-fn ties_nan_forced_blocks_and_order_by_score() {
-    for (world, more) in [
-        (2, "in=ties"),
-        (3, "in=nan"),
-        (5, "in=ties,init=2,local=3"),
-        (4, "in=nan,order=score_then_own,init=1"),
-    ] {
-        for arch in ARCHITECTURES {
-            let line =
-                format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],{},{more})", formats(arch)[1]);
-            Group::new(arch, world, &line).check();
+fn ties_nan_forced_blocks_and_order_by_score_in_every_world() {
+    let more = ["in=ties", "in=nan", "in=ties,init=2,local=3", "in=nan,order=score_then_own,init=1"];
+    for world in 1..=8 {
+        for (number, arch) in ARCHITECTURES.into_iter().enumerate() {
+            for more in [more[world as usize % 2 + 2 * number], more[(world as usize + 1) % 2]] {
+                let format = formats(arch)[world as usize / 2 % 2];
+                let line = format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],{format},{more})");
+                Group::new(arch, world, &line).check();
+            }
         }
     }
-    let line = format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],{},in=nan)", formats("gfx950")[1]);
-    Group { transport: Transport::Scores, ..Group::new("gfx950", 2, &line) }.check();
+    for (number, world) in [1, 2, 4, 8].into_iter().enumerate() {
+        let arch = ARCHITECTURES[number % 2];
+        for more in ["in=ties", "in=nan"] {
+            let line =
+                format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],{},{more})", formats(arch)[1]);
+            Group { transport: Transport::Scores, ..Group::new(arch, world, &line) }.check();
+        }
+    }
 }

@@ -103,8 +103,8 @@ fn unpack_all(folder: &Path) -> Result<(), String> {
         }
     }
     let libraries = std::fs::read_dir(folder.join("root/usr/lib")).map_err(failed)?;
-    let triple = libraries.filter_map(Result::ok).map(|entry| entry.path());
-    let found = triple.filter(|path| path.join("libamdhip64.so.5").exists()).next();
+    let mut folders = libraries.filter_map(Result::ok).map(|entry| entry.path());
+    let found = folders.find(|path| path.join("libamdhip64.so.5").exists());
     let found = found.ok_or_else(|| format!("the packages hold no {LIBRARY}"))?;
     std::fs::rename(found, folder.join("lib")).map_err(failed)
 }
