@@ -161,7 +161,7 @@ impl State {
     }
 
     pub(crate) fn function(&mut self, device: usize, module: usize, name: &str) -> Result<usize, Code> {
-        self.note("hipModuleGetFunction", name, [0; 3], (device, 0));
+        self.note("hipModuleGetFunction", "", [0; 3], (device, 0));
         let module = module.checked_sub(1).and_then(|index| self.modules.get(index));
         let (object, hash) = module.ok_or(INVALID_VALUE)?;
         let kernel = decoded(object, *hash, name).map_err(|error| {
