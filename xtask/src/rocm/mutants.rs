@@ -35,19 +35,7 @@ pub(super) fn build(root: &Path, toolchain: &Toolchain, folder: &Path) -> Result
     let kernels = root.join("msa-rocm").join("kernels");
     let sources: Vec<&Mutation> = catalogue.mutation.iter().filter(|m| m.file.is_some()).collect();
     // Each is a second of one core.
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let work = || -> Result<(), String> {
-        loop {
-            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some(mutation) = sources.get(index) else { return Ok(()) };
-            build_one(mutation, &kernels, toolchain, folder)?;
-        }
-    };
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        all.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())?)
-    })?;
+    compile::on_all_cores(&sources, |mutation| build_one(mutation, &kernels, toolchain, folder))?;
     Ok(sources.len())
 }
 
