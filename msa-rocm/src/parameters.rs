@@ -3,6 +3,8 @@
 //! A launch passes them as one block of bytes. Nothing here is unsafe: each structure writes itself out, and the tests
 //! compare the lengths with what the kernels' descriptors ask for.
 
+use msa_core::tensor::DType;
+
 /// A device address; 0 is "not given".
 pub type Address = u64;
 
@@ -101,6 +103,30 @@ pub struct PagedView {
 impl Parameters for PagedView {
     fn write(&self, bytes: &mut Bytes) {
         bytes.wide(&[self.base, self.page_stride, self.head_stride, self.token_stride]);
+    }
+}
+
+/// Element type of an output, as kernels know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum Element {
+    /// f32.
+    #[default]
+    F32 = 0,
+    /// bf16.
+    Bf16 = 1,
+    /// f16.
+    F16 = 2,
+}
+
+impl Element {
+    /// That of a tensor whose type the variants take.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::Bf16 => Self::Bf16,
+            DType::F16 => Self::F16,
+            _ => Self::F32,
+        }
     }
 }
 
@@ -235,8 +261,8 @@ pub struct SparseDecode {
     pub value_scale_group_stride: u32,
     /// Bytes from a token's value scale to the next of the same four.
     pub value_scale_token_stride: u32,
-    /// bf16 instead of f32.
-    pub output_bf16: bool,
+    /// Element type of the output.
+    pub element: Element,
     /// Softmax scale.
     pub softmax_scale: f32,
 }
@@ -256,7 +282,7 @@ impl Parameters for SparseDecode {
         bytes.words(&[self.unit_heads, self.units_per_list, self.units_per_kv_head, self.list_count]);
         bytes.words(&[self.top_k, self.row_begin, self.row_end]);
         bytes.words(&[self.value_scale_group_stride, self.value_scale_token_stride]);
-        bytes.words(&[u32::from(self.output_bf16), self.softmax_scale.to_bits(), 0]);
+        bytes.words(&[self.element as u32, self.softmax_scale.to_bits(), 0]);
     }
 }
 
@@ -468,8 +494,8 @@ pub struct Merge {
     pub states: u32,
     /// Partial outputs in bf16 instead of f32.
     pub partial_bf16: bool,
-    /// bf16 instead of f32.
-    pub output_bf16: bool,
+    /// Element type of the output.
+    pub element: Element,
     /// LSEs are binary logarithms.
     pub base_two: bool,
 }
@@ -483,7 +509,7 @@ impl Parameters for Merge {
         bytes.wide(&[self.sum_state_stride, self.sum_row_stride]);
         bytes.wide(&[self.output_row_stride, self.output_head_stride, self.out_lse_row_stride]);
         bytes.words(&[self.row_begin, self.states, u32::from(self.partial_bf16)]);
-        bytes.words(&[u32::from(self.output_bf16), u32::from(self.base_two), 0]);
+        bytes.words(&[self.element as u32, u32::from(self.base_two), 0]);
     }
 }
 
