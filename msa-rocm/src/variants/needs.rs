@@ -188,7 +188,7 @@ macro_rules! flavour {
                 what: concat!(
                     "queries and caches in bf16, ",
                     $name,
-                    " or (caches) NVFP4 by the vendor quantiser"
+                    " or (caches) NVFP4 by the vendor quantiser (the other is defined by a reciprocal of NVIDIA's GPUs)"
                 ),
                 holds: |op| append(op).is_some_and(appends),
             };

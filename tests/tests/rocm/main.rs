@@ -23,6 +23,7 @@ mod field_ranks;
 #[path = "../gpu/field_select.rs"]
 mod field_select;
 mod field_support;
+mod first_call;
 mod pair;
 mod ranks;
 mod worlds;

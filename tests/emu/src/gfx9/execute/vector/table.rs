@@ -209,6 +209,7 @@ fn conversions(name: &str) -> Option<Compute> {
         "v_cvt_u32_f32" => one!(|a| f(a) as u32),
         // Sixteen-bit results clear the upper half on gfx9.
         "v_cvt_f16_f32" => one!(|a| u32::from(f16_from_f32_rne(f(a)).to_bits())),
+        "v_cvt_f16_f32 WORD_1" => one!(|a| u32::from(f16_from_f32_rne(f(a)).to_bits()) << 16),
         "v_cvt_i32_f32" => one!(|a| f(a) as i32 as u32),
         _ => return None,
     })
