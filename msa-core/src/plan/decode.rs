@@ -1,6 +1,6 @@
 use super::decode_cost::NvidiaCost;
 use super::given::{Given, lists};
-use super::workspace::{Need, Scratch, product, row_windows};
+use super::workspace::{Need, product, row_windows};
 use super::{Derived, SlotPart, shared};
 use crate::cache::CacheFormat;
 use crate::error::{Result, require};
@@ -21,9 +21,9 @@ pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
     let slot_parts = slot_parts(op, given)?;
     let scratch = if given.shares_pages() {
         let record = shared::need(lists(&op.geometry, op.grouping), op.geometry.top_k);
-        Scratch::new(partial_needs(op, op.geometry.top_k.into()).into_iter().chain([record]))
+        given.scratch(partial_needs(op, op.geometry.top_k.into()).into_iter().chain([record]))
     } else {
-        Scratch::new(needs(op, &slot_parts))
+        given.scratch(needs(op, &slot_parts))
     };
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
