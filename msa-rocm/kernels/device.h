@@ -50,6 +50,8 @@ constexpr u32 kStatusDuplicate = 1u << 4;
 constexpr u32 kStatusNan = 1u << 5;
 constexpr u32 kStatusPosition = 1u << 6;
 constexpr u32 kStatusRank = 1u << 7;
+constexpr u32 kStatusRefused = 1u << 8;
+constexpr u32 kStatusInfinite = 1u << 9;
 
 DEVICE u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 wave_id() { return __builtin_amdgcn_readfirstlane(thread_id() / kWave); }

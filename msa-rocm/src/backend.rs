@@ -15,7 +15,7 @@ use msa_core::variant::Variant;
 use crate::context::{Context, Uploaded, check_workspace};
 use crate::hip::{self, Hip};
 use crate::images::Images;
-use crate::launch::{TableAddresses, Tables, kernels, launches};
+use crate::launch::{KernelLaunch, TableAddresses, Tables, kernels, launches};
 use crate::variants::variants;
 
 /// The backend with the kernels built into this library, whatever this machine has.
@@ -175,7 +175,7 @@ impl Prepared for RocmPrepared {
         let at = TableAddresses { parts: self.parts.address, magnitudes: self.magnitudes.address };
         let mut all = launches(&self.plan, &self.tables, at, args, workspace)?;
         if extents.rows == 0 {
-            all.clear();
+            all.retain(KernelLaunch::validates);
         }
         // SAFETY: the caller's promise.
         unsafe { self.context.enqueue(&self.plan.variant, stream, workspace.address, &all) }

@@ -6,6 +6,7 @@ mod merge;
 mod score;
 mod step;
 mod tables;
+mod validate;
 
 use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
@@ -61,6 +62,11 @@ impl KernelLaunch {
         Err(Error::invalid(format!("{}: groups", self.variant), want, self.grid[0]))
     }
 
+    /// True for a launch that only looks at what the run is given.
+    pub fn validates(&self) -> bool {
+        self.source == validate::SOURCE
+    }
+
     /// The kernel's symbol.
     pub fn symbol(&self) -> String {
         self.variant.replace('.', "_")
@@ -79,16 +85,18 @@ pub fn launches(
     workspace: Span,
 ) -> Result<Vec<KernelLaunch>> {
     let run = Run { plan, tables, at, args, workspace };
-    match &plan.op {
-        Op::Select(op) => run.select(op),
-        Op::SparseDecode(op) => run.decode(op),
-        Op::Merge(op) => run.merge(op),
-        Op::SelectMerge(op) => run.select_merge(op),
-        Op::IndexScore(op) => run.index_score(op),
-        Op::Append(op) => run.append(op),
-        Op::Step(op) => run.step(op),
-        other => Err(unsupported(other.name())),
-    }
+    let mut all = run.validate()?;
+    all.extend(match &plan.op {
+        Op::Select(op) => run.select(op)?,
+        Op::SparseDecode(op) => run.decode(op)?,
+        Op::Merge(op) => run.merge(op)?,
+        Op::SelectMerge(op) => run.select_merge(op)?,
+        Op::IndexScore(op) => run.index_score(op)?,
+        Op::Append(op) => run.append(op)?,
+        Op::Step(op) => run.step(op)?,
+        other => return Err(unsupported(other.name())),
+    });
+    Ok(all)
 }
 
 /// Every kernel that a run of the plan may launch, as (source, symbol): they are loaded before the first run.
@@ -116,6 +124,9 @@ pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, String)> {
     }
     if shares || (tables.splits > 1 && matches!(plan.op, Op::SparseDecode(_) | Op::Step(_))) {
         all.push(of("merge", "f32_ARCH_lse"));
+    }
+    if validate::validates(plan) {
+        all.extend(validate::names(arch).map(|name| (validate::SOURCE, name.replace('.', "_"))));
     }
     all
 }
@@ -168,7 +179,7 @@ impl Run<'_> {
         Ok(Batch {
             block_table: table.map_or(0, |table| table.address),
             kv_lengths: lengths.address,
-            query_offsets: self.tensor(Role::QueryOffsets)?.address,
+            query_offsets: self.query_offsets()?,
             positions: self.optional(Role::Positions),
             bounds: self.at.parts + self.tables.bounds_at,
             status: self.workspace.address,

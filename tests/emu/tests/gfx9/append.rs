@@ -175,6 +175,7 @@ fn check(case: &Case) {
                 0
             },
             slots: if case.query { 0 } else { constant(&bytes_of(&inputs.slots, i64::to_le_bytes)) },
+            live: 0,
             tensor_scale: if case.scaled { constant(&SCALE.to_le_bytes()) } else { 0 },
             output: output_at,
             scales: scales_at,
