@@ -49,7 +49,7 @@ pub(crate) fn build_kernels(root: &Path, accept: bool) -> Result<(), String> {
     let toolchain = Toolchain::find_or_install(&target)?;
     let folder = target.join("plugins").join("rocm");
     let sources = kernel_sources(root)?;
-    let common = compile::Common::read(&toolchain, &root.join("msa-rocm").join("kernels"))?;
+    let common = compile::Common::read(&toolchain.version()?, &root.join("msa-rocm").join("kernels"))?;
     let all: Vec<(&Path, &str)> = ARCHITECTURES
         .into_iter()
         .flat_map(|architecture| sources.iter().map(move |source| (source.as_path(), architecture)))
@@ -88,8 +88,8 @@ pub(crate) fn build_mutants(root: &Path) -> Result<(), String> {
     let target = target_folder(root);
     let toolchain = Toolchain::find_or_install(&target)?;
     let folder = target.join("plugins").join("rocm").join("mutants");
-    let count = mutants::build(root, &toolchain, &folder)?;
-    println!("rocm mutants: {count} in {}", folder.display());
+    let (count, compiled) = mutants::build(root, &toolchain, &folder)?;
+    println!("rocm mutants: {count} in {}, {compiled} compiled", folder.display());
     Ok(())
 }
 

@@ -37,5 +37,7 @@ mod shared_pages;
 mod sparse_decode;
 #[path = "gfx9/speed.rs"]
 mod speed;
+#[path = "gfx9/validate.rs"]
+mod validate;
 #[path = "gfx9/wrong_programs.rs"]
 mod wrong_programs;

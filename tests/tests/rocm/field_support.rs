@@ -105,9 +105,9 @@ fn g07_support_and_plan_agree() {
                 }
             }
         }
-        for group in [1, 3, 7, 16] {
-            plain(&format!("sparse_decode(hq={group},hkv=1,hi=1,q=Q8,kv=KV8,len=[2x300],k=3)"));
-        }
+    }
+    for group in 1..=16 {
+        plain(&format!("sparse_decode(hq={group},hkv=1,hi=1,q=Q8,kv=KV8,len=[2x300],k=3)"));
     }
 }
 

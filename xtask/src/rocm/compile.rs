@@ -41,10 +41,12 @@ pub(super) struct Common {
 }
 
 impl Common {
+    /// Of a compiler that says this `version` of itself.
+    ///
     /// # Errors
-    /// The compiler does not start, or a header cannot be read.
-    pub(super) fn read(toolchain: &Toolchain, kernels: &Path) -> Result<Self, String> {
-        let mut text = format!("{}\n{}\n", toolchain.version()?, FLAGS.join(" "));
+    /// A header cannot be read.
+    pub(super) fn read(version: &str, kernels: &Path) -> Result<Self, String> {
+        let mut text = format!("{version}\n{}\n", FLAGS.join(" "));
         for header in files(kernels, "h")? {
             text.push_str(&read(&header)?);
         }
@@ -57,10 +59,35 @@ impl Common {
     }
 }
 
-/// As [`build_twice`], unless the code object in `folder` is what that made of the same text before.
+/// The code object `path` of a source, made by `build` unless it is what was made of the same text before.
 ///
 /// # Errors
-/// As for [`build_twice`]; a file that cannot be read or written.
+/// As for `build`; a file that cannot be read or written.
+pub(super) fn unless_current(
+    path: &Path,
+    common: &Common,
+    source: &Path,
+    architecture: &str,
+    build: impl FnOnce() -> Result<(), String>,
+) -> Result<Fresh, String> {
+    let file = path.with_extension("stamp");
+    let stamp = common.stamp(source, architecture)?;
+    // The file's own hash: one that something else has written is no result of this source.
+    let stamp_of = |bytes: &[u8]| format!("{stamp} {}", hex(bytes));
+    let (object, old) = (std::fs::read(path), std::fs::read_to_string(&file));
+    if object.is_ok_and(|bytes| old.is_ok_and(|old| old == stamp_of(&bytes))) {
+        return Ok(Fresh(false));
+    }
+    build()?;
+    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    std::fs::write(&file, stamp_of(&bytes)).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(Fresh(true))
+}
+
+/// As [`build_twice`], unless the code object in `folder` is current.
+///
+/// # Errors
+/// As for [`build_twice`] and [`unless_current`].
 pub(super) fn build_if_changed(
     toolchain: &Toolchain,
     common: &Common,
@@ -69,18 +96,10 @@ pub(super) fn build_if_changed(
     folder: &Path,
 ) -> Result<(Built, Fresh), String> {
     let path = object_path(source, architecture, folder);
-    let file = path.with_extension("stamp");
-    let stamp = common.stamp(source, architecture)?;
-    // The file's own hash: one that something else has written is no result of this source.
-    let stamp_of = |bytes: &[u8]| format!("{stamp} {}", hex(bytes));
-    let (object, old) = (std::fs::read(&path), std::fs::read_to_string(&file));
-    if object.is_ok_and(|bytes| old.is_ok_and(|old| old == stamp_of(&bytes))) {
-        return Ok((Built { object: read_object(&path)?, path }, Fresh(false)));
-    }
-    let built = build_twice(toolchain, source, architecture, folder)?;
-    let bytes = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    std::fs::write(&file, stamp_of(&bytes)).map_err(|error| format!("{}: {error}", file.display()))?;
-    Ok((built, Fresh(true)))
+    let fresh = unless_current(&path, common, source, architecture, || {
+        build_twice(toolchain, source, architecture, folder).map(drop)
+    })?;
+    Ok((Built { object: read_object(&path)?, path }, fresh))
 }
 
 /// True if the compiler ran.

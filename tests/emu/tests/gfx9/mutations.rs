@@ -30,7 +30,7 @@ struct Mutation {
 const FEWEST: usize = 12;
 
 /// The checks by name.
-const CHECKS: [(&str, fn()); 11] = [
+const CHECKS: [(&str, fn()); 12] = [
     ("append", crate::append::all),
     ("index_score", crate::index_score::all),
     ("sparse_decode", crate::sparse_decode::all),
@@ -42,6 +42,7 @@ const CHECKS: [(&str, fn()); 11] = [
     ("absent_rank", crate::context_parallel::a_rank_that_does_not_arrive_is_named_and_nobody_hangs),
     ("fences", crate::fences::all),
     ("merge", crate::merge::all),
+    ("validate", crate::validate::all),
 ];
 
 fn catalogue() -> Vec<Mutation> {
@@ -205,6 +206,11 @@ fn faults_of_select_merge_are_caught() {
 #[test]
 fn faults_of_exchange_are_caught() {
     check_family("exchange");
+}
+
+#[test]
+fn faults_of_validate_are_caught() {
+    check_family("validate");
 }
 
 #[test]
