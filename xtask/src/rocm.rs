@@ -157,6 +157,18 @@ mod tests {
         let wanted: Vec<compile::Built> =
             ARCHITECTURES.into_iter().map(|architecture| build(architecture).expect("as above")).collect();
         remove_others(folder.path(), &wanted).expect("the folder is ours");
+        // Two builds of a source have the same code, and an edit shows: the comparison can fail.
+        let again = build("gfx950").expect("as above");
+        assert_eq!(again.object.code_sections(), wanted[1].object.code_sections());
+        let edited = folder.path().join("exchange.cpp");
+        let text = std::fs::read_to_string(&source).expect("it is there").replace("sleep(8)", "sleep(9)");
+        std::fs::write(
+            &edited,
+            text.replace("\"device.h\"", &format!("{:?}", source.with_file_name("device.h"))),
+        )
+        .expect("the folder is ours");
+        let other = compile::build(&toolchain, &edited, "gfx950", &folder.path().join("edited"));
+        assert_ne!(other.expect("it compiles").object.code_sections(), again.object.code_sections());
         let left = compile::files(folder.path(), "hsaco").expect("it is there");
         assert_eq!(left.len(), ARCHITECTURES.len());
         assert!(

@@ -117,6 +117,10 @@ mod tests {
     }
 
     fn listing_of(name: &str, texts: &[&str]) -> Result<(), String> {
+        with_scratch(name, texts, 0)
+    }
+
+    fn with_scratch(name: &str, texts: &[&str], scratch_bytes: u32) -> Result<(), String> {
         let line = |(index, text): (usize, &&str)| Line {
             address: 4 * index as u64,
             bytes: 4,
@@ -127,7 +131,7 @@ mod tests {
             name: name.replace('.', "_"),
             code: Vec::new(),
             lds_bytes: 0,
-            scratch_bytes: 0,
+            scratch_bytes,
             argument_bytes: 0,
             vector_registers: 8,
             group_ids: [true, false, false],
@@ -168,6 +172,32 @@ mod tests {
                 listing_of(name, &[flag]).is_err_and(|text| text.contains("only the exchange")),
                 "{flag}"
             );
+        }
+    }
+
+    #[test]
+    fn every_kernel_has_the_instructions_of_its_kind_and_no_scratch() {
+        let (new, old) = ("v_mfma_f32_16x16x128_f8f6f4", "v_mfma_f32_16x16x32_fp8_fp8");
+        let cases: &[(&str, &[&str])] = &[
+            ("index_score.q8k4.gfx950.lut", &["v_perm_b32", "ds_read_b64", new]),
+            ("index_score.q8k8.gfx942.mfma", &[old]),
+            ("index_score.q16k16.gfx950.mfma", &["v_mfma_f32_16x16x32_bf16"]),
+            ("sparse_decode.q8kv4.gfx942.shared", &["v_perm_b32", "ds_read_b64", old]),
+            ("sparse_decode.q8kv8.gfx950.mfma", &[new, old]),
+            (
+                "sparse_decode.q16kv4.gfx942.lut",
+                &["v_perm_b32", "ds_read_b64", "v_mfma_f32_16x16x16_bf16", old],
+            ),
+            ("sparse_decode.q16kv16.gfx942.mfma", &["v_mfma_f32_16x16x16_bf16"]),
+        ];
+        for (name, texts) in cases {
+            assert_eq!(listing_of(name, texts), Ok(()), "{name}");
+            for (missing, text) in texts.iter().enumerate() {
+                let mut others = texts.to_vec();
+                others.remove(missing);
+                assert_eq!(listing_of(name, &others), Err(format!("{name}: no {text}")));
+            }
+            assert!(with_scratch(name, texts, 4).is_err_and(|text| text.contains("spilled")), "{name}");
         }
     }
 

@@ -42,6 +42,12 @@ fn pushed(round: usize, rank: usize, world: usize, random: &mut Random) -> Vec<u
     bytes_of(&words, u64::to_le_bytes)
 }
 
+/// What a run leaves: lists by rank, and how much was executed, polls of flags among it.
+struct Outcome {
+    lists: Vec<Vec<i32>>,
+    instructions: u64,
+}
+
 struct Rank {
     buffer: BufferId,
     flags: BufferId,
@@ -50,7 +56,7 @@ struct Rank {
 }
 
 /// `rounds` rounds: an exchange, and a kernel that reads what arrived, whose lists are the checksum of the report.
-fn run(kernels: &Kernels, world: usize, rounds: usize, options: Options) -> Result<Vec<Vec<i32>>, EmuError> {
+fn run(kernels: &Kernels, world: usize, rounds: usize, options: Options) -> Result<Outcome, EmuError> {
     let mut random = Random::new(options.seed);
     let mut machine = Machine::new(world, options);
     let ranks: Vec<Rank> = (0..world)
@@ -101,11 +107,12 @@ fn run(kernels: &Kernels, world: usize, rounds: usize, options: Options) -> Resu
             streams[number].push(launch(&kernels.merge, [ROWS as u32, 1, 1], 256, &merge));
         }
     }
-    machine.run_streams(&streams)?;
+    let instructions = machine.run_streams(&streams)?.instructions;
     for rank in &ranks {
         assert_eq!(machine.bytes(rank.status), [0; 4], "a rank did not arrive");
     }
-    Ok(ranks.iter().map(|rank| integers(machine.bytes(rank.lists))).collect())
+    let lists = ranks.iter().map(|rank| integers(machine.bytes(rank.lists))).collect();
+    Ok(Outcome { lists, instructions })
 }
 
 fn want(world: usize, rounds: usize) -> Vec<i32> {
@@ -126,9 +133,9 @@ fn check(rounds: usize) {
             let most_steps = 1 << 26;
             let laggard = (seed % 5 == 0).then_some((seed % world, seed % ROUNDS_OF_A_SEED * 2));
             let options = Options { most_steps, laggard, ..options(seed as u64) };
-            let lists =
-                run(&kernels, world, ROUNDS_OF_A_SEED, options).unwrap_or_else(|error| panic!("{error}"));
-            for (rank, lists) in lists.iter().enumerate() {
+            let outcome = run(&kernels, world, ROUNDS_OF_A_SEED, options);
+            let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+            for (rank, lists) in outcome.lists.iter().enumerate() {
                 assert!(
                     *lists == want(world, ROUNDS_OF_A_SEED),
                     "{architecture} seed {seed}: rank {rank} of {world}"
@@ -146,6 +153,18 @@ pub(crate) fn all() {
 #[test]
 fn m05_no_flag_is_seen_before_the_data_in_10000_rounds() {
     check(ROUNDS);
+}
+
+#[test]
+fn a_seed_decides_the_order_of_gpus_and_waves() {
+    for (architecture, _) in ARCHITECTURES {
+        let Some(kernels) = Kernels::shipped(architecture) else { continue };
+        let executed = |seed| run(&kernels, 3, 4, options(seed)).unwrap().instructions;
+        let counts: Vec<u64> = (1..9).map(executed).collect();
+        assert_eq!(counts, (1..9).map(executed).collect::<Vec<u64>>(), "{architecture}");
+        let different: std::collections::BTreeSet<_> = counts.iter().collect();
+        assert!(different.len() > 4, "{architecture}: polls in eight orders: {counts:?}");
+    }
 }
 
 #[test]
