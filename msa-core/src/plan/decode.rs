@@ -110,13 +110,17 @@ fn parts_that_fill(op: &Attention, given: &Given) -> u32 {
     best.map_or(1, |parts| parts as u32)
 }
 
+/// A merge's launch, in slots: some 5 us of a graph, and 18 KiB for a unit's share of 5 TB/s (estimated as above).
+const MERGE_LAUNCH: u64 = 4;
+
 /// Slots that a unit takes one after the other where `items` rows and lists of `k` slots are divided into parts, of which
-/// `at_once` run at a time. The state of a part of several counts as a slot: 8 KiB written, read and merged, beside the
-/// 18 KiB of an NVFP4 block. So the last wave of parts, which may be nearly empty, is as short as it can be.
+/// `at_once` run at a time, with the merge. The state of a part of several counts as a slot: 8 KiB written, read and merged,
+/// beside the 18 KiB of an NVFP4 block. So the last wave of parts, which may be nearly empty, is as short as it can be.
 fn slots_in_turn(items: u64, parts: u64, k: u64, at_once: u64) -> u64 {
     let width = k.div_ceil(parts);
     let state = u64::from(width < k);
-    items.saturating_mul(k.div_ceil(width)).div_ceil(at_once.max(1)).saturating_mul(width + state)
+    let waves = items.saturating_mul(k.div_ceil(width)).div_ceil(at_once.max(1));
+    waves.saturating_mul(width + state).saturating_add(MERGE_LAUNCH * state)
 }
 
 fn equal_parts(request: u32, parts: u32, k: u32) -> impl Iterator<Item = SlotPart> {
