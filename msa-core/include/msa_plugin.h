@@ -50,6 +50,18 @@ extern "C" {
 #define MSA_STATUS_MISSING 7u
 #define MSA_STATUS_PLAN 8u
 
+/* Bits of the status word of a run; those from 16 to 23 name the ranks of RANK. */
+#define MSA_RUN_PAGE (1u << 0)
+#define MSA_RUN_SLOT (1u << 1)
+#define MSA_RUN_LENGTH (1u << 2)
+#define MSA_RUN_BLOCK (1u << 3)
+#define MSA_RUN_DUPLICATE (1u << 4)
+#define MSA_RUN_NAN (1u << 5)
+#define MSA_RUN_POSITION (1u << 6)
+#define MSA_RUN_RANK (1u << 7)
+#define MSA_RUN_REFUSED (1u << 8)
+#define MSA_RUN_INFINITE (1u << 9)
+
 #define MSA_OP_APPEND 1u
 #define MSA_OP_INDEX_SCORE 2u
 #define MSA_OP_SELECT 3u

@@ -112,8 +112,9 @@ pub struct Span {
     pub bytes: u64,
 }
 
-/// The status word of a run: zero, or bits that say what device-resident values were out of range. Such values are
-/// skipped, never followed.
+/// The status word of a run: zero, or bits that say what device-resident values were wrong. Such values are skipped,
+/// never followed; under [`PlanOptions::checked`] nothing else is done either. The numbers are part of the ABI
+/// (`MSA_RUN_*` in the C header): bits are added, never moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct Status(pub u32);
@@ -135,6 +136,24 @@ impl Status {
     pub const POSITION: u32 = 1 << 6;
     /// Ranks did not arrive; bits 16..24 have one for each.
     pub const RANK: u32 = 1 << 7;
+    /// The plan is checked and the other bits were found before the work: nothing but this word was written.
+    pub const REFUSED: u32 = 1 << 8;
+    /// An infinity was to be quantised to NVFP4; only a checked plan looks for it.
+    pub const INFINITE: u32 = 1 << 9;
+
+    /// Every bit below those of the ranks, in order: its name in the C header, and how it prints.
+    pub(crate) const NAMES: [(&'static str, &'static str); 10] = [
+        ("PAGE", "page out of range"),
+        ("SLOT", "slot out of range"),
+        ("LENGTH", "length out of range"),
+        ("BLOCK", "block out of range"),
+        ("DUPLICATE", "duplicate block"),
+        ("NAN", "NaN quantised"),
+        ("POSITION", "position out of range"),
+        ("RANK", "rank did not arrive"),
+        ("REFUSED", "nothing was written"),
+        ("INFINITE", "infinity to be quantised"),
+    ];
 
     /// The bits of both.
     #[must_use]
@@ -150,21 +169,42 @@ impl Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [&str; 8] = [
-            "page out of range",
-            "slot out of range",
-            "length out of range",
-            "block out of range",
-            "duplicate block",
-            "NaN quantised",
-            "position out of range",
-            "rank did not arrive",
-        ];
-        let set: Vec<_> = (0..8).filter(|i| self.0 >> i & 1 == 1).map(|i| NAMES[i]).collect();
+        let named = Self::NAMES.iter().enumerate();
+        let set: Vec<_> = named.filter(|(i, _)| self.0 >> i & 1 == 1).map(|(_, (_, text))| *text).collect();
         f.write_str(if set.is_empty() { "clean" } else { "" })?;
         f.write_str(&set.join(", "))?;
         let ranks: Vec<_> =
             (0..8).filter(|rank| self.0 >> (16 + rank) & 1 == 1).map(|rank| rank.to_string()).collect();
         if ranks.is_empty() { Ok(()) } else { write!(f, " ({})", ranks.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_of_the_status_word_have_their_names() {
+        let bits = [
+            ("PAGE", Status::PAGE),
+            ("SLOT", Status::SLOT),
+            ("LENGTH", Status::LENGTH),
+            ("BLOCK", Status::BLOCK),
+            ("DUPLICATE", Status::DUPLICATE),
+            ("NAN", Status::NAN),
+            ("POSITION", Status::POSITION),
+            ("RANK", Status::RANK),
+            ("REFUSED", Status::REFUSED),
+            ("INFINITE", Status::INFINITE),
+        ];
+        assert_eq!(bits.map(|(name, _)| name), Status::NAMES.map(|(name, _)| name));
+        // These numbers are in the header that engines compile against.
+        assert_eq!(bits.map(|(_, bit)| bit), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
+        assert_eq!(
+            Status(Status::REFUSED | Status::LENGTH).to_string(),
+            "length out of range, nothing was written"
+        );
+        assert_eq!(Status(Status::RANK | 5 << 16).to_string(), "rank did not arrive (0, 2)");
+        assert_eq!(Status::default().to_string(), "clean");
     }
 }

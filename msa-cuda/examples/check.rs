@@ -1,13 +1,16 @@
 //! Random cases on a device against the reference's execution of the same plan, bit for bit.
 //!
-//! `check [rehearse | graph | streams | offsets | ties] [op] [cases] [seed] [seconds]`: at most so many seconds, of one op if it is
-//! named. Without a mode: each case once. `rehearse`: the cases on the reference alone. `graph`: captured, and replayed with
+//! `check [rehearse | checked | graph | streams | offsets | ties] [op] [cases] [seed] [seconds]`: at most so many seconds, of one op if it is
+//! named. Without a mode: each case once. `rehearse`: the cases on the reference alone. `checked`: under checked plans, a third
+//! of them with an input that is spoiled; a run that the reference refuses must write nothing. `graph`: captured, and replayed with
 //! other contents. `streams`: two at once. `offsets`: pages, rows and states beyond 2^32 bytes. `ties`: selections of faithful
 //! scores against those of the equations. Prints one line a differing case and a table of what was hit; ends with a failure if a
 //! bit differs.
 
 #[path = "check/cases.rs"]
 mod cases;
+#[path = "check/checked.rs"]
+mod checked;
 #[path = "check/composed.rs"]
 mod composed;
 #[path = "check/device.rs"]
@@ -64,12 +67,15 @@ fn check(mode: &str, amount: Amount) -> Result<u64> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     match mode {
-        "" => run(&*device, amount),
+        "" => run(&*device, amount, false),
+        "checked" => run(&*device, amount, true),
         "graph" => replay::graphs(&*device, amount),
         "streams" => replay::streams(&*device, amount),
         "offsets" => offsets::run(&*device, amount),
         "ties" => ties::run(&*device, &|case| device.plan(&case.op, &case.bounds, &case.options), amount),
-        other => Err(Error::invalid("mode", "none, rehearse, graph, streams, offsets or ties", other)),
+        other => {
+            Err(Error::invalid("mode", "none, rehearse, checked, graph, streams, offsets or ties", other))
+        }
     }
 }
 
@@ -87,6 +93,7 @@ fn rehearse(amount: Amount) -> Result<u64> {
             Ok(plan) => {
                 device::run(&*reference, &plan, &case)?;
                 device::run(&*reference, &plan, &case.varied(&mut random))?;
+                checked::rehearse(&*reference, &plan, &case, &mut random, &mut refused)?;
             }
             Err(error) => *refused.entry(error.to_string()).or_default() += 1,
         }
@@ -96,11 +103,14 @@ fn rehearse(amount: Amount) -> Result<u64> {
 }
 
 /// Differing cases.
-fn run(cuda: &dyn Device, amount: Amount) -> Result<u64> {
+fn run(cuda: &dyn Device, amount: Amount, checked: bool) -> Result<u64> {
     let reference = msa_ref::device();
     let (mut failed, mut done, mut hits) = (0, 0, BTreeMap::<String, u64>::new());
-    for (number, case, _) in amount.cases() {
+    for (number, mut case, mut random) in amount.cases() {
         done += 1;
+        if checked {
+            checked::check(&mut case, &mut random);
+        }
         let plan = match cuda.plan(&case.op, &case.bounds, &case.options) {
             Ok(plan) => plan,
             Err(error) => {
@@ -112,7 +122,11 @@ fn run(cuda: &dyn Device, amount: Amount) -> Result<u64> {
         let want = device::run(&*reference, &device::as_reference(&plan), &case)?;
         *hits.entry(format!("variant {}", plan.variant)).or_default() += 1;
         case.count(&mut hits);
-        let ignored = Status::PAGE;
+        // Pages that only one of the two looks at; a validation looks at all.
+        let ignored = if checked { 0 } else { Status::PAGE };
+        if want.status.0 & Status::REFUSED != 0 {
+            *hits.entry(format!("refused by validation: {}", want.status)).or_default() += 1;
+        }
         let statuses = got.status.0 & !ignored != want.status.0 & !ignored;
         let name = format!("case {number} seed {}: {}", amount.seed, plan.variant);
         if let Some(difference) = want.difference(&got) {

@@ -263,6 +263,34 @@ pub(crate) struct AppendArguments {
     pub(crate) pad: u32,
 }
 
+/// A source of an NVFP4 cache.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ValidateSource {
+    pub(crate) source: u64,
+    pub(crate) row: u64,
+    pub(crate) head: u64,
+}
+
+/// Arguments of `validate`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ValidateArguments {
+    pub(crate) batch: Batch,
+    pub(crate) rows: RowArguments,
+    pub(crate) sources: [ValidateSource; 3],
+    pub(crate) offsets: u64,
+    pub(crate) indices: u64,
+    pub(crate) indices_row: u64,
+    pub(crate) indices_list: u64,
+    pub(crate) pages: [u64; 2],
+    pub(crate) null_pages: [i64; 2],
+    pub(crate) most_pages: u32,
+    pub(crate) lists: u32,
+    pub(crate) k: u32,
+    pub(crate) kv_heads: u32,
+}
+
 /// f16x2 1.0, opaque to the compiler of the kernels.
 pub(crate) const ONE: u32 = 0x3c00_3c00;
 
@@ -278,4 +306,5 @@ const _: () = {
     assert!(size_of::<SelectMergeArguments>() == 88);
     assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 56);
     assert!(size_of::<AppendArguments>() == 976);
+    assert!(size_of::<ValidateArguments>() == 296);
 };

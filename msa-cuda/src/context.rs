@@ -185,18 +185,27 @@ pub(crate) struct Grid {
     pub(crate) cluster: u32,
 }
 
+/// Where a kernel is launched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Queue {
+    /// The engine's stream.
+    pub(crate) stream: u64,
+    /// Whether the kernel may start before the one in front of it has ended.
+    pub(crate) overlaps: bool,
+}
+
 impl Function {
-    /// Launches on `stream`, overlapping the end of the kernel before it. `arguments` is the kernel's one parameter.
+    /// Launches on a stream. `arguments` is the kernel's one parameter.
     ///
     /// # Safety
     /// The context is current, `arguments` has the layout of the kernel's parameter, and its addresses are valid until the
     /// kernel is done.
-    pub(crate) unsafe fn launch<T>(&self, stream: u64, grid: Grid, arguments: &T) -> Result<()> {
+    pub(crate) unsafe fn launch<T>(&self, queue: Queue, grid: Grid, arguments: &T) -> Result<()> {
         use sys::CUlaunchAttributeID as Id;
         // SAFETY: plain data for which zero is valid.
         let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
         attributes[0].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attributes[0].value.programmaticStreamSerializationAllowed = 1;
+        attributes[0].value.programmaticStreamSerializationAllowed = queue.overlaps.into();
         attributes[1].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         attributes[1].value.clusterDim =
             sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: grid.cluster, y: 1, z: 1 };
@@ -208,7 +217,7 @@ impl Function {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: self.kernel.shared,
-            hStream: stream as sys::CUstream,
+            hStream: queue.stream as sys::CUstream,
             attrs: attributes.as_mut_ptr(),
             numAttrs: if grid.cluster > 1 { 2 } else { 1 },
         };

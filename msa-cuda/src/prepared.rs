@@ -8,10 +8,10 @@ use msa_core::backend::{Prepared, Span, Status, Stream};
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
 use msa_core::op::Op;
-use msa_core::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT};
+use msa_core::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT, WorkspaceRegion};
 
 use crate::arguments::StatusArguments;
-use crate::context::{Context, Function, Grid};
+use crate::context::{Context, Function, Grid, Queue};
 use crate::driver::check;
 use crate::stages::{Run, Scores, Stage};
 
@@ -24,7 +24,12 @@ pub(crate) struct CudaPrepared {
     stages: Vec<Stage>,
     scores: Option<Scores>,
     status: StatusWords,
+    /// Of a checked plan.
+    checked_offsets: Option<WorkspaceRegion>,
 }
+
+/// The region of the plan in which the validation leaves the offsets of the run.
+pub(crate) const CHECKED_OFFSETS: &str = "checked_offsets";
 
 /// Status words of a workspace.
 const MOST_STATUS_WORDS: u64 = STATUS_BYTES / 4;
@@ -64,6 +69,7 @@ impl CudaPrepared {
             context: context.clone(),
             clear: context.function("status", "clear_status")?,
             scores: Scores::of(plan)?,
+            checked_offsets: plan.region(CHECKED_OFFSETS).cloned(),
             stages,
             status,
         })
@@ -77,7 +83,7 @@ impl CudaPrepared {
         let grid = Grid { x: 1, y: 1, cluster: 1 };
         let arguments = StatusArguments { status: workspace.address, words: self.status.count, pad: 0 };
         // SAFETY: the status words are at the start of the workspace; the context is current.
-        unsafe { self.clear.launch(stream.0, grid, &arguments) }
+        unsafe { self.clear.launch(Queue { stream: stream.0, overlaps: true }, grid, &arguments) }
     }
 
     fn check_workspace(&self, workspace: Span) -> Result<()> {
@@ -106,21 +112,23 @@ impl Prepared for CudaPrepared {
             self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
         let args = with_scores.as_ref().unwrap_or(args);
         let is_step = matches!(self.plan.op, Op::Step(_));
+        let validates = matches!(self.stages.first(), Some(Stage::Validate(_)));
+        let checked_offsets = self.checked_offsets.as_ref().map(|region| workspace.address + region.offset);
         let run = |number: usize| {
             let own_status = if number == 0 { self.status.owned() } else { 0 };
-            Run { stream: stream.0, args, extents, workspace, own_status, is_step }
+            // The kernel behind the validation reads what it wrote before it waits for it.
+            let stream = Queue { stream: stream.0, overlaps: !(validates && number == 1) };
+            Run { stream, args, extents, workspace, own_status, is_step, checked_offsets }
         };
         // Nothing is enqueued unless every stage takes its arguments.
         self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;
         let nothing = extents.rows == 0 || extents.requests == 0 && has_requests(&self.plan.op);
-        if nothing || !self.status.cleared_by_first {
+        if nothing && !validates || !self.status.cleared_by_first {
             // SAFETY: the caller answers for the workspace; the context is current.
             unsafe { self.clear(stream, workspace) }?;
         }
-        if nothing {
-            return Ok(());
-        }
-        for (number, stage) in self.stages.iter().enumerate() {
+        let stages = if nothing { usize::from(validates) } else { self.stages.len() };
+        for (number, stage) in self.stages.iter().take(stages).enumerate() {
             // SAFETY: the caller answers for the addresses; the context is current.
             unsafe { stage.enqueue(&run(number)) }?;
         }

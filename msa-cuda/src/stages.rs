@@ -7,6 +7,7 @@ mod merge;
 mod select;
 mod select_merge;
 mod step;
+mod validate;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use merge::MergeStage;
 use select::SelectStage;
 use select_merge::SelectMergeStage;
 pub(crate) use step::Scores;
+use validate::ValidateStage;
 
 use msa_core::args::{Args, Extents, Role};
 use msa_core::backend::Span;
@@ -27,7 +29,7 @@ use msa_core::plan::{Plan, WorkspaceRegion};
 use msa_core::tensor::Tensor;
 
 use crate::arguments::Batch;
-use crate::context::{Context, Grid};
+use crate::context::{Context, Grid, Queue};
 
 /// One stage of a run.
 pub(crate) enum Stage {
@@ -37,15 +39,20 @@ pub(crate) enum Stage {
     Decode(DecodeStage),
     Merge(MergeStage),
     SelectMerge(SelectMergeStage),
+    Validate(ValidateStage),
 }
 
 impl Stage {
     /// The stages of a plan, in order.
     pub(crate) fn all(context: &Arc<Context>, plan: &Plan) -> Result<Vec<Self>> {
-        match &plan.op {
-            Op::Step(op) => step::stages(context, plan, op),
-            _ => Ok(vec![Self::one(context, plan)?]),
+        let mut stages = match &plan.op {
+            Op::Step(op) => step::stages(context, plan, op)?,
+            _ => vec![Self::one(context, plan)?],
+        };
+        if let Some(stage) = ValidateStage::new(context, plan)? {
+            stages.insert(0, Self::Validate(stage));
         }
+        Ok(stages)
     }
 
     fn one(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
@@ -71,7 +78,7 @@ impl Stage {
             Self::Index(stage) => Some(stage.grid()),
             Self::Select(stage) => Some(stage.grid()),
             Self::Decode(stage) => Some(stage.grid()),
-            Self::Merge(_) | Self::SelectMerge(_) => None,
+            Self::Merge(_) | Self::SelectMerge(_) | Self::Validate(_) => None,
         }
     }
 
@@ -84,6 +91,7 @@ impl Stage {
             Self::Decode(stage) => stage.arguments(run).map(drop),
             Self::Merge(stage) => stage.arguments(run).map(drop),
             Self::SelectMerge(stage) => stage.arguments(run).map(drop),
+            Self::Validate(stage) => stage.arguments(run).map(drop),
         }
     }
 
@@ -103,13 +111,15 @@ impl Stage {
             Self::Merge(stage) => unsafe { stage.enqueue(run) },
             // SAFETY: as above.
             Self::SelectMerge(stage) => unsafe { stage.enqueue(run) },
+            // SAFETY: as above.
+            Self::Validate(stage) => unsafe { stage.enqueue(run) },
         }
     }
 }
 
 /// What every stage of a run is given.
 pub(crate) struct Run<'a> {
-    pub(crate) stream: u64,
+    pub(crate) stream: Queue,
     pub(crate) args: &'a Args,
     pub(crate) extents: Extents,
     pub(crate) workspace: Span,
@@ -117,6 +127,8 @@ pub(crate) struct Run<'a> {
     pub(crate) own_status: u32,
     /// Rows are those of requests: the last offset says which are padding.
     pub(crate) is_step: bool,
+    /// Where the validation of a checked run leaves the offsets that all other kernels read.
+    pub(crate) checked_offsets: Option<u64>,
 }
 
 impl Run<'_> {
@@ -148,6 +160,11 @@ impl Run<'_> {
         Err(Error::invalid(role.name(), want, tensor))
     }
 
+    /// The offsets that kernels read: the caller's, or what the validation made of them.
+    pub(crate) fn query_offsets(&self) -> Result<u64> {
+        self.checked_offsets.map_or_else(|| self.tensor(Role::QueryOffsets).map(|t| t.address), Ok)
+    }
+
     /// The address of a region of the workspace.
     pub(crate) fn region(&self, region: Option<&WorkspaceRegion>) -> u64 {
         region.map_or(0, |region| self.workspace.address + region.offset)
@@ -171,7 +188,7 @@ impl BatchPlan {
     pub(crate) fn arguments(&self, run: &Run<'_>, pages: u64, null_page: Option<u32>) -> Result<Batch> {
         let table = run.args.tensor(Role::BlockTable);
         Ok(Batch {
-            query_offsets: run.tensor(Role::QueryOffsets)?.address,
+            query_offsets: run.query_offsets()?,
             kv_lengths: run.tensor(Role::KvLengths)?.address,
             positions: run.address(Role::Positions),
             block_table: run.address(Role::BlockTable),

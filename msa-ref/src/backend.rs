@@ -112,6 +112,12 @@ impl HostKernel for Kernel {
     }
 
     fn run(&self, memory: &mut HostMemory<'_>, args: &Args, extents: Extents, _: Span) -> Result<Status> {
+        if self.plan.options.checked {
+            let found = sim::validate::findings(&self.plan, memory, args, extents)?;
+            if !found.is_clean() {
+                return Ok(found.with(Status(Status::REFUSED)));
+            }
+        }
         match &self.plan.op {
             Op::Append(_) => sim::append::run(&self.plan, memory, args, extents),
             Op::IndexScore(_) => sim::execute::index_score(&self.plan, memory, args, extents),

@@ -48,3 +48,4 @@ pub mod state;
 #[cfg(test)]
 mod test_device;
 mod tile;
+pub mod validate;

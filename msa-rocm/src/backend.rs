@@ -14,7 +14,7 @@ use msa_core::variant::Variant;
 use crate::context::{Context, Ready, check_workspace};
 use crate::hip::{self, Hip};
 use crate::images::Images;
-use crate::launch::{Sink, TableAddresses, Tables, kernels, launches};
+use crate::launch::{KernelLaunch, Sink, TableAddresses, Tables, kernels, launches};
 use crate::memory::Uploaded;
 use crate::variants::variants;
 
@@ -178,9 +178,12 @@ impl Prepared for RocmPrepared {
         let extents = self.contract.check(args)?;
         check_workspace(workspace, self.plan.workspace_bytes)?;
         let at = TableAddresses { parts: self.parts.address, magnitudes: self.magnitudes.address };
-        let run = |to: &mut Sink<'_>| match extents.rows {
-            0 => Ok(()),
-            _ => launches(&self.plan, &self.tables, at, args, workspace, to),
+        let run = |to: &mut Sink<'_>| {
+            let mut some = |launch: KernelLaunch| match extents.rows {
+                0 if !launch.validates() => Ok(()),
+                _ => to(launch),
+            };
+            launches(&self.plan, &self.tables, at, args, workspace, &mut some)
         };
         // SAFETY: the caller's promise.
         unsafe { self.context.enqueue(&self.ready, stream, workspace.address, &run) }

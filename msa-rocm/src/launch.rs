@@ -6,6 +6,7 @@ mod merge;
 mod score;
 mod step;
 mod tables;
+mod validate;
 
 use std::fmt::{self, Write as _};
 
@@ -77,6 +78,11 @@ impl KernelLaunch {
         let want = format!("at most {} in a launch", Self::MOST_ITEMS / u64::from(self.threads));
         Err(Error::invalid(format!("{}: groups", self.variant), want, self.grid[0]))
     }
+
+    /// True for a launch that only looks at what the run is given.
+    pub fn validates(&self) -> bool {
+        self.source == validate::SOURCE
+    }
 }
 
 /// Hands the launches of a run to `to`, in order. The status word is the first of the workspace and is cleared by the caller.
@@ -93,6 +99,7 @@ pub fn launches(
     to: &mut Sink<'_>,
 ) -> Result<()> {
     let run = Run { plan, tables, at, args, workspace };
+    run.validate(to)?;
     match &plan.op {
         Op::Select(op) => run.select(op, to),
         Op::SparseDecode(op) => run.decode(op, to),
@@ -130,6 +137,9 @@ pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, Name)> {
     }
     if shares || (tables.splits > 1 && matches!(plan.op, Op::SparseDecode(_) | Op::Step(_))) {
         all.push(of("merge", "f32", "lse"));
+    }
+    if validate::validates(plan) {
+        all.extend(validate::names(arch).map(|name| (validate::SOURCE, name)));
     }
     all
 }
@@ -187,7 +197,7 @@ impl Run<'_> {
         Ok(Batch {
             block_table: table.map_or(0, |table| table.address),
             kv_lengths: lengths.address,
-            query_offsets: self.tensor(Role::QueryOffsets)?.address,
+            query_offsets: self.query_offsets()?,
             positions: self.optional(Role::Positions),
             bounds: self.at.parts + self.tables.bounds_at,
             status: self.workspace.address,

@@ -9,6 +9,7 @@ mod exchange;
 mod merge;
 mod score;
 mod select;
+mod validate;
 
 pub use append::Append;
 pub use decode::{SharePages, SparseDecode};
@@ -16,8 +17,10 @@ pub use exchange::Exchange;
 pub use merge::Merge;
 pub use score::IndexScore;
 pub use select::{Select, SelectMerge};
+pub use validate::{Source, Validate};
 
 use arrayvec::ArrayVec;
+use msa_core::tensor::DType;
 
 /// A device address; 0 is "not given".
 pub type Address = u64;
@@ -133,5 +136,29 @@ pub struct PagedView {
 impl Parameters for PagedView {
     fn write(&self, bytes: &mut Bytes) {
         bytes.wide(&[self.base, self.page_stride, self.head_stride, self.token_stride]);
+    }
+}
+
+/// Element type of an output, as kernels know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum Element {
+    /// f32.
+    #[default]
+    F32 = 0,
+    /// bf16.
+    Bf16 = 1,
+    /// f16.
+    F16 = 2,
+}
+
+impl Element {
+    /// That of a tensor whose type the variants take.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::Bf16 => Self::Bf16,
+            DType::F16 => Self::F16,
+            _ => Self::F32,
+        }
     }
 }

@@ -8,7 +8,7 @@ mod describe;
 mod kinds;
 mod line;
 
-pub use kinds::{CacheLayout, ListKind, Poison, ValueClass};
+pub use kinds::{CacheLayout, ListKind, Poison, ValueClass, Wrong};
 
 use std::fmt;
 use std::str::FromStr;
@@ -50,6 +50,8 @@ pub struct Case {
     pub gap: u32,
     /// Lists that attention is given.
     pub lists: ListKind,
+    /// What a checked plan must refuse; other than nothing, the plan is checked.
+    pub wrong: Wrong,
     /// True to pass tensor scales other than 1.
     pub scales: bool,
     /// Types and formats.
@@ -137,6 +139,8 @@ pub struct Options {
     pub schedule: ScheduleChoice,
     /// Pin splits and schedule to the request.
     pub batch_invariant: bool,
+    /// Look at device-resident values before the work.
+    pub checked: bool,
     /// Most bytes of workspace.
     pub workspace_cap: Option<u64>,
     /// A named arithmetic.
@@ -168,6 +172,7 @@ impl Case {
             layout: CacheLayout::Planar,
             gap: 0,
             lists: ListKind::Shuffled,
+            wrong: Wrong::Nothing,
             scales: false,
             types: Types::default(),
             choices: Choices::default(),
@@ -302,6 +307,7 @@ impl Node for Case {
             ("layout", &mut self.layout),
             ("gap", &mut self.gap),
             ("lists", &mut self.lists),
+            ("wrong", &mut self.wrong),
             ("scales", &mut self.scales),
             ("lse", &mut c.lse),
             ("base", &mut c.lse_base),
@@ -329,6 +335,7 @@ impl Node for Case {
             ("splits", &mut o.splits),
             ("schedule", &mut o.schedule),
             ("invariant", &mut o.batch_invariant),
+            ("checked", &mut o.checked),
             ("cap", &mut o.workspace_cap),
             ("arith", &mut o.arithmetic),
             ("variant", &mut o.variant),

@@ -99,6 +99,8 @@ impl Draw {
         }
         choose(&mut random, &mut case, cell);
         options(&mut random, &mut case, cell);
+        let mut apart = Random::new(self.seed, &format!("checked case {} draw {attempt}", self.index));
+        case.options.checked = apart.one_in(8);
         case
     }
 

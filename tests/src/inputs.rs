@@ -7,6 +7,7 @@ pub mod batch;
 pub mod cache;
 pub mod lists;
 pub mod values;
+mod wrong;
 
 pub use batch::Batch;
 pub use cache::CacheMemory;
@@ -76,7 +77,9 @@ pub fn generate(case: &Case, op: &Op) -> Result<Inputs> {
         };
         tensors.push(TensorData { role: spec.role, dtype: spec.dtype, shape, bytes });
     }
-    Ok(Inputs { batch, rows, tensors, caches })
+    let mut inputs = Inputs { batch, rows, tensors, caches };
+    wrong::spoil(case, op, &mut inputs)?;
+    Ok(inputs)
 }
 
 /// Tensor scales of cases that pass them: the exact class gets powers of two.

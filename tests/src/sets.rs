@@ -12,6 +12,7 @@ pub const SETS: &[(&str, &str)] = &[
     ("full", include_str!("../cases/full.txt")),
     ("emu", include_str!("../cases/emu.txt")),
     ("regress", include_str!("../cases/regress.txt")),
+    ("checked", include_str!("../cases/checked.txt")),
 ];
 
 /// The failures that are known and not yet mended, as [`known`] reads them.

@@ -2,6 +2,7 @@
 //!
 //! 1. The backend supports it, or the case is skipped with the backend's reasons.
 //! 2. The plan verifies, prints and parses back.
+//!    A case that a checked plan must refuse ends with the refusal: the same status in two runs, and no byte changed.
 //! 3. Inputs stand in fresh memory: pages shuffled, unused bytes poisoned, outputs and workspace poisoned, guards around
 //!    every buffer.
 //! 4. The backend runs before anything is computed that it should give.
@@ -13,6 +14,7 @@
 
 mod far;
 mod recorded;
+mod refused;
 mod resolve;
 
 pub use recorded::{Expected, run_case_expecting};
@@ -78,6 +80,12 @@ fn try_case(device: &Arc<dyn Device>, case: &Case, oracles: Oracles) -> Result<V
     let plan = device.plan(&op, &case.bounds()?, &case.plan_options())?;
     let mut failures = check_plan(&plan);
     let inputs = inputs::generate(case, &op)?;
+    if let Some(bits) = refused::expected(case, &inputs) {
+        failures.extend(refused::check(device, case, &plan, &inputs, bits)?);
+        let evidence =
+            Evidence { variant: plan.variant.clone(), plan: decision_hash(&plan), ..Evidence::default() };
+        return Ok(if failures.is_empty() { Verdict::Passed(evidence) } else { Verdict::Failed(failures) });
+    }
     let run = Run::start(device, case, &plan, &inputs)?;
     let first = run.placement.read()?;
     failures.extend(trespasses(&first));

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)] // In the functions beside the tests too: a failure there fails the test.
 
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use msa_tests::plugin_files::test_plugin;
 
@@ -25,27 +24,29 @@ fn outcomes(output: &Output) -> Vec<String> {
     lines.map(|line| line.replace("plugin:ref:0", "ref:0")).collect()
 }
 
-fn on_both(set: &str, most: Duration) {
-    let start = Instant::now();
+fn on_both(set: &str) {
     let linked = check(&["-b", "ref", "-s", set, "--json"]);
-    let time = start.elapsed();
     assert!(linked.status.success(), "{}", text(&linked));
-    assert!(time < most, "the set {set} takes {time:?}");
     let plugin = test_plugin();
     let loaded = check(&["-b", "plugin:ref", "--plugin", plugin.to_str().unwrap(), "-s", set, "--json"]);
     assert!(loaded.status.success(), "{}", text(&loaded));
     assert_eq!(outcomes(&linked), outcomes(&loaded));
-    println!("{set}: {} in {time:?}", text(&linked).lines().last().unwrap_or_default());
+    assert!(!outcomes(&linked).is_empty());
 }
 
 #[test]
-fn the_ci_set_gives_equal_results_linked_and_loaded_within_five_minutes() {
-    on_both("ci", Duration::from_secs(300));
+fn the_ci_set_gives_equal_results_linked_and_loaded() {
+    on_both("ci");
 }
 
 #[test]
 fn cases_that_once_failed_pass_linked_and_loaded() {
-    on_both("regress", Duration::from_secs(60));
+    on_both("regress");
+}
+
+#[test]
+fn checked_plans_do_what_is_right_and_refuse_the_rest() {
+    on_both("checked");
 }
 
 /// Three cases a cell.

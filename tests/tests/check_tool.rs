@@ -8,7 +8,6 @@ mod recorded;
 
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use msa_tests::plugin_files::test_plugin;
 
@@ -50,10 +49,7 @@ fn outcomes(output: &Output) -> Vec<String> {
 
 #[test]
 fn the_reference_and_its_plugin_give_equal_results_on_the_smoke_set() {
-    let start = Instant::now();
     let linked = check(&["-b", "ref", "-s", "smoke", "--json"]);
-    let time = start.elapsed();
-    assert!(time < Duration::from_secs(30), "the smoke set takes {time:?}");
     let loaded = with_plugin(&[], &["-s", "smoke", "--json"]);
     assert!(linked.status.success(), "{}", text(&linked));
     assert!(loaded.status.success(), "{}", text(&loaded));
@@ -122,7 +118,7 @@ fn a_known_failure_that_fails_is_a_skip_with_its_reason() {
 fn unknown_names_are_errors_that_list_the_known_ones() {
     for (arguments, want) in [
         (&["-b", "cuda:9"][..], "no device matches 'cuda:9': there are ref:0"),
-        (&["-s", "huge"], "smoke, ci, full, emu, regress or a file"),
+        (&["-s", "huge"], "smoke, ci, full, emu, regress, checked or a file"),
         (&["-o", "attend"], "append, index_score"),
         (&["-c", "merge(x=1)"], "case"),
     ] {

@@ -94,6 +94,10 @@ fn constants(text: &mut String) {
     for (name, number) in STATUSES {
         line(text, &format!("#define MSA_STATUS_{name} {number}u"));
     }
+    line(text, "\n/* Bits of the status word of a run; those from 16 to 23 name the ranks of RANK. */");
+    for (bit, (name, _)) in crate::backend::Status::NAMES.iter().enumerate() {
+        line(text, &format!("#define MSA_RUN_{name} (1u << {bit})"));
+    }
     numbers::<OpKind>(text);
     numbers::<DType>(text);
     numbers::<CacheFormat>(text);

@@ -1,6 +1,6 @@
 use super::Derived;
 use super::given::Given;
-use super::workspace::{Need, Scratch, row_windows};
+use super::workspace::{Need, row_windows};
 use crate::error::Result;
 
 /// Bytes that a row needs in the table that finds the last token of each slot: open addressing with two to four
@@ -9,7 +9,7 @@ pub(super) const WINNER_ROW_BYTES: u64 = 4 * 16;
 
 /// Rows in windows; a later window overwrites an earlier one, so that the last token of a slot wins across them too.
 pub(super) fn derive(given: &Given) -> Result<Derived> {
-    let scratch = Scratch::new([need(given)]);
+    let scratch = given.scratch([need(given)]);
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;

@@ -1,4 +1,5 @@
 use super::PlanOptions;
+use super::workspace::{Need, Scratch};
 use crate::device::{Arch, DeviceTraits};
 use crate::error::{Result, require};
 use crate::geometry::{Geometry, Grouping};
@@ -54,6 +55,14 @@ impl Given<'_> {
         let geometry = *geometry;
         let numbered = (0_u32..).zip(self.lengths.requests());
         numbered.map(move |(i, r)| (i, r.query_len, geometry.blocks(r.kv_len.into())))
+    }
+
+    /// Everything that a workspace of an operation with requests or slots holds: `needs`, and for a checked plan the offsets
+    /// that the kernels read in place of the caller's, which say that there is no row where a run is refused.
+    pub(super) fn scratch(&self, needs: impl IntoIterator<Item = Need>) -> Scratch {
+        let offsets = (self.lengths.requests().len() as u128 + 1) * 4;
+        let checked = self.options.checked.then(|| Need::fixed("checked_offsets", offsets));
+        Scratch::new(needs.into_iter().chain(checked))
     }
 
     pub(super) fn check_requests(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 use super::context_parallel;
 use super::given::Given;
-use super::workspace::{Scratch, row_windows};
+use super::workspace::row_windows;
 use super::{BlockPart, Derived};
 use crate::error::Result;
 use crate::geometry::Geometry;
@@ -19,7 +19,7 @@ const PARTS_PER_UNIT: u64 = 4;
 
 /// Divides the pages of every request over the units. Scores do not depend on it.
 pub(super) fn derive(op: &IndexScore, given: &Given) -> Result<Derived> {
-    let scratch = Scratch::new(context_parallel::needs(op, given)?);
+    let scratch = given.scratch(context_parallel::needs(op, given)?);
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;

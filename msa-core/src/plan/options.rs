@@ -41,8 +41,23 @@ pub struct PlanOptions {
     pub schedule: ScheduleChoice,
     /// Pin splits and schedule to the request alone.
     pub batch_invariant: bool,
-    /// Ask for the validation of device-resident values. The CPU backend always validates; the others report what they skip
-    /// in the status word either way.
+    /// Look at the device-resident values before the work, and do nothing if one is wrong: the run writes its status word
+    /// alone, which has [`Status::REFUSED`](crate::Status::REFUSED) and a bit for each kind of finding. Without it, which is
+    /// the default, what is out of range is skipped and reported, and everything else is done.
+    ///
+    /// Looked at, for what the operation is given:
+    ///
+    /// * `query_offsets`: the first is 0, none is below the one before, none is above the rows, and a request has at most
+    ///   the rows of its bound; `kv_lengths`: 0 to the bound (`LENGTH`).
+    /// * `block_table` of `index_score` and `step`: every page below the length of a request that has rows (`PAGE`).
+    /// * `block_indices` that attention is given, for rows of requests: no id below -1 or beyond the length (`BLOCK`), no id
+    ///   of 0 or more twice in a list (`DUPLICATE`), and the pages of the others (`PAGE`).
+    /// * `slots` and, if heads are rotated, `positions` of the rows that are appended, padding apart: in range of both
+    ///   caches (`SLOT`) and of the tables (`POSITION`). The same slot twice is no finding: the last row wins.
+    /// * Sources of NVFP4 caches, for rows with a slot that is not dropped: no NaN (`NAN`), no infinity (`INFINITE`).
+    ///   A NaN that norm weights, tables or scales bring in is found only when it is quantised, as without validation.
+    ///
+    /// `merge` and `select_merge` have nothing that could be wrong, and are the same with it.
     pub checked: bool,
     /// Most bytes of workspace; `None` for 256 MiB.
     pub workspace_cap: Option<u64>,
@@ -78,7 +93,7 @@ impl Default for PlanOptions {
             splits: None,
             schedule: ScheduleChoice::Auto,
             batch_invariant: false,
-            checked: true,
+            checked: false,
             workspace_cap: None,
             arithmetic: None,
             world: 1,

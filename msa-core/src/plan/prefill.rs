@@ -4,7 +4,7 @@ use super::decode::partial_needs;
 use super::given::{Given, lists};
 use super::record::RecordExtents;
 use super::select::MAX_BLOCKS;
-use super::workspace::{Need, Scratch, check_cap, product, row_windows};
+use super::workspace::{Need, check_cap, product, row_windows};
 use super::{Derived, PrefillPlan, ScheduleChoice, Segment, SegmentWindow};
 use crate::cache::CacheFormat;
 use crate::device::Arch;
@@ -22,7 +22,7 @@ pub(super) const CHUNK_ROWS: u32 = 128;
 /// Segments of the plan, as sparse_prefill alone.
 pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
     let attended = attended(op, given, 0)?;
-    let scratch = Scratch::new(attended.needs);
+    let scratch = given.scratch(attended.needs);
     let (workspace, workspace_bytes) = scratch.regions(attended.rows, given.options.cap())?;
     Ok(Derived {
         batch_invariant: is_batch_invariant(given),
@@ -185,7 +185,7 @@ impl Sizing<'_> {
     }
 
     fn bytes(&self, schedule: ScheduleChoice, windows: &[SegmentWindow]) -> Option<u128> {
-        Some(Scratch::new(self.needs(schedule, windows)?).bytes(most_rows(windows)))
+        Some(self.given.scratch(self.needs(schedule, windows)?).bytes(most_rows(windows)))
     }
 
     /// Record, partial states, and the counters that the record's builder keeps for one segment.

@@ -1,6 +1,6 @@
 use super::Derived;
 use super::given::{Given, lists};
-use super::workspace::{Need, Scratch, product, row_windows};
+use super::workspace::{Need, product, row_windows};
 use crate::error::{Result, require};
 use crate::geometry::{Geometry, Grouping};
 use crate::op::Select;
@@ -15,7 +15,7 @@ pub(super) const RANKED_BLOCKS: u64 = 8192;
 /// Rows in windows; a row with more than [`RANKED_BLOCKS`] blocks is ranked in parts whose best k are ranked again.
 pub(super) fn derive(op: &Select, given: &Given) -> Result<Derived> {
     check_blocks(&op.geometry, given)?;
-    let scratch = Scratch::new([need_for(&op.geometry, op.grouping, given.blocks(&op.geometry), given)]);
+    let scratch = given.scratch([need_for(&op.geometry, op.grouping, given.blocks(&op.geometry), given)]);
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;

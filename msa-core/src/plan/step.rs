@@ -43,7 +43,7 @@ fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
     let mut needs = score_needs(op, given, given.blocks(&op.index.geometry));
     needs.extend(op.appends.then(|| append::need(given)));
     needs.extend(decode::needs(&op.attention, &slot_parts));
-    let scratch = Scratch::new(needs);
+    let scratch = given.scratch(needs);
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;
@@ -77,7 +77,7 @@ fn derive_prefill(op: &Step, given: &Given, generosity: Generosity) -> Result<De
     let (scores, rows) = sized_scores(op, given, &scores, &needs)?;
     needs.extend(scores);
     let each = winners.map_or(rows, |w| rows.min(winner_rows(&w)));
-    let (workspace, workspace_bytes) = Scratch::new(needs).regions(0, cap)?;
+    let (workspace, workspace_bytes) = given.scratch(needs).regions(0, cap)?;
     Ok(Derived {
         batch_invariant: prefill::is_batch_invariant(given),
         prefill: attended.prefill,
@@ -94,7 +94,7 @@ fn derive_prefill(op: &Step, given: &Given, generosity: Generosity) -> Result<De
 /// for the same workspace; with fewer blocks they hold more rows. Only where not one such row fits, the context at
 /// hand decides.
 fn sized_scores(op: &Step, given: &Given, actual: &[Need], others: &[Need]) -> Result<(Vec<Need>, u64)> {
-    let all = |scores: &[Need]| Scratch::new(others.iter().chain(scores).copied());
+    let all = |scores: &[Need]| given.scratch(others.iter().chain(scores).copied());
     let cap = given.options.cap();
     let longest = score_needs(op, given, MAX_BLOCKS);
     let (source, rows) = match all(&longest).window_rows(given.rows(), cap) {

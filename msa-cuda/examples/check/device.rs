@@ -124,7 +124,7 @@ impl<'a> Placed<'a> {
 }
 
 /// Bytes with gaps between rows, and between the heads of what has rows, heads and channels; and the strides.
-fn padded(input: &Input, case: &Case) -> (Vec<u8>, Vec<u64>) {
+pub(crate) fn padded(input: &Input, case: &Case) -> (Vec<u8>, Vec<u64>) {
     let head_pad = if input.shape.len() == 3 { case.extras.head_pad } else { 0 };
     if head_pad > 0 {
         let width = input.shape[2] * input.dtype.bytes();

@@ -7,7 +7,8 @@ namespace msa {
 
 // Bits of the status word, as in msa_core::backend::Status.
 constexpr uint32_t STATUS_PAGE = 1u << 0, STATUS_SLOT = 1u << 1, STATUS_LENGTH = 1u << 2, STATUS_BLOCK = 1u << 3,
-                   STATUS_DUPLICATE = 1u << 4, STATUS_NAN = 1u << 5, STATUS_POSITION = 1u << 6;
+                   STATUS_DUPLICATE = 1u << 4, STATUS_NAN = 1u << 5, STATUS_POSITION = 1u << 6, STATUS_REFUSED = 1u << 8,
+                   STATUS_INFINITE = 1u << 9;
 
 // Tokens of a block and of a page.
 constexpr int BLOCK = 128;
@@ -163,7 +164,27 @@ struct AppendArguments {
   uint32_t pad;
 };
 
+// A source of an NVFP4 cache: [rows][heads][128] bf16.
+struct ValidateSource {
+  const uint8_t* source;  // null if the cache has another format
+  uint64_t row, head;
+};
+
+struct ValidateArguments {
+  Batch batch;                // as the caller gives it; without offsets for an append on its own
+  RowArguments rows;          // of the append; no slots if there is none
+  ValidateSource sources[3];  // K, V, index K
+  int32_t* offsets;           // what the other kernels of the run read as query_offsets; for an append on its own, its rows
+  const uint8_t* indices;     // [rows][lists][k] i32, or null
+  uint64_t indices_row, indices_list;
+  uint64_t pages[2];          // of the KV and the index cache of the append
+  int64_t null_pages[2];      // -1 if there is none
+  uint32_t most_pages;        // of a request; 0 if tables are not looked at
+  uint32_t lists, k, kv_heads;
+};
+
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
+static_assert(sizeof(ValidateArguments) == 296, "as in arguments.rs");
 static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 976 && sizeof(Winner) == 16,
               "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");

@@ -303,13 +303,13 @@ fn most_blocks(op: &Append, rows: u64) -> u32 {
     u32::try_from(launch::append_grid(rows, heads, 1).blocks).unwrap_or(u32::MAX)
 }
 
-/// Where the number of rows that are not padding stands; 0 for an append on its own, whose rows are all its own.
+/// Where the number of rows that are not padding stands. The rows of an append on its own are all its own: 0, unless a
+/// validation says how many.
 fn last_offset(run: &Run<'_>) -> Result<u64> {
     if !run.is_step {
-        return Ok(0);
+        return Ok(run.checked_offsets.unwrap_or(0));
     }
-    let offsets = run.tensor(Role::QueryOffsets)?;
-    Ok(offsets.address + run.extents.requests * offsets.stride(0))
+    Ok(run.query_offsets()? + run.extents.requests * 4)
 }
 
 #[cfg(test)]

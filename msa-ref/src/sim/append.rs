@@ -23,9 +23,11 @@ mod encode;
 mod norm_rope;
 mod row;
 mod slots;
+mod validate;
 mod write;
 
 pub use norm_rope::{HeadNorm, HeadTransform, norm_rope_f32, norm_rope_per_step};
+pub(crate) use validate::findings;
 
 use msa_core::abi::host::{HostKernel, HostMemory};
 use msa_core::args::{Args, Extents};
@@ -36,7 +38,7 @@ use msa_core::plan::Plan;
 use rayon::prelude::*;
 
 use row::RowBuilder;
-use slots::place_rows;
+use slots::{SameSlot, place_rows};
 use write::Writer;
 
 /// `append` as a kernel on host memory.
@@ -71,7 +73,7 @@ impl HostKernel for AppendKernel {
 
 /// Executes the `append` of `plan`, be it alone or part of a step, on all `extents.rows` rows.
 ///
-/// Device-resident values are always checked here, whatever [`msa_core::plan::PlanOptions::checked`] says. Errors: the
+/// Device-resident values that are wrong are skipped and reported; a checked plan has refused them before. Errors: the
 /// plan has no append, or `args` did not pass its contract.
 pub(crate) fn run(plan: &Plan, memory: &mut HostMemory<'_>, args: &Args, extents: Extents) -> Result<Status> {
     let op = append_of(&plan.op)?;
@@ -80,7 +82,7 @@ pub(crate) fn run(plan: &Plan, memory: &mut HostMemory<'_>, args: &Args, extents
     }
     let builder = RowBuilder::new(op, memory, args)?;
     let writer = Writer::new(op, args)?;
-    let (places, mut status) = place_rows(op, memory, args, extents.rows)?;
+    let (places, mut status) = place_rows(op, memory, args, extents.rows, SameSlot::Last)?;
     for (window, places) in places.chunks(WINDOW_ROWS).enumerate() {
         let first = window * WINDOW_ROWS;
         let shared = &*memory;

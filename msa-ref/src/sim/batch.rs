@@ -22,7 +22,9 @@ pub struct Row {
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     rows: Vec<Option<Row>>,
+    begin: i64,
     end: u64,
+    ranges: Vec<std::ops::Range<u64>>,
     kv_lengths: Vec<u32>,
     tables: Vec<i32>,
     table_width: usize,
@@ -45,6 +47,8 @@ impl Batch {
         let table_width = args.tensor(Role::BlockTable).map_or(0, |t| t.extent(1) as usize);
         let mut batch = Self {
             rows: vec![None; extents.rows as usize],
+            begin: offsets.first().map_or(0, |&begin| i64::from(begin)),
+            ranges: Vec::new(),
             end: offsets.last().map_or(0, |&end| u64::try_from(end).unwrap_or(0)),
             kv_lengths: Vec::new(),
             tables,
@@ -60,9 +64,11 @@ impl Batch {
             if !(in_order && bounded) {
                 status.0 |= Status::LENGTH;
                 batch.kv_lengths.push(0);
+                batch.ranges.push(0..0);
                 continue;
             }
             batch.kv_lengths.push(length as u32);
+            batch.ranges.push(rows.0 as u64..rows.1 as u64);
             batch.add_rows(request as u32, rows.0 as usize..rows.1 as usize, positions.as_deref());
         }
         Ok((batch, status))
@@ -87,6 +93,16 @@ impl Batch {
     /// The last offset, 0 if it is negative: rows from here on are padding, whatever the offsets before it are.
     pub fn end(&self) -> u64 {
         self.end
+    }
+
+    /// The first offset.
+    pub fn begin(&self) -> i64 {
+        self.begin
+    }
+
+    /// The rows that the offsets give a request, none if it is out of range.
+    pub fn request_rows(&self, request: u32) -> std::ops::Range<u64> {
+        self.ranges.get(request as usize).cloned().unwrap_or(0..0)
     }
 
     /// Tokens in the cache of a request.

@@ -126,6 +126,7 @@ impl Run<'_> {
             // Without RoPE positions play no part.
             positions: if op.rope.rotary_dim > 0 { self.optional(Role::Positions) } else { 0 },
             slots: if written.pages.is_some() { self.tensor(Role::Slots)?.address } else { 0 },
+            live: self.live_rows()?,
             tensor_scale: written.tensor_scale,
             output: written.output,
             scales: written.scales.base,

@@ -6,7 +6,6 @@ use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
 use msa_core::op;
 use msa_core::plan::{RowWindow, shared};
-use msa_core::tensor::DType;
 use msa_core::variant::Variant;
 
 use super::{
@@ -139,7 +138,7 @@ impl Run<'_> {
             row_begin: first,
             states,
             partial_bf16: false,
-            output_bf16: parameters.output_bf16,
+            element: parameters.element,
             base_two: false,
         };
         (parameters.output, parameters.lse) = (merge.outputs, merge.lses);
@@ -148,7 +147,7 @@ impl Run<'_> {
         parameters.output_head_stride = merge.partial_head_stride;
         (parameters.lse_part_stride, parameters.lse_row_stride) =
             (merge.lse_state_stride, merge.lse_row_stride);
-        parameters.output_bf16 = false;
+        parameters.element = parameters::Element::F32;
         let grid = [window.row_end - first, op.geometry.query_heads, 1];
         Ok(self.merge_launch(grid, &merge))
     }
@@ -198,7 +197,7 @@ impl Run<'_> {
             row_end: window.row_end,
             value_scale_group_stride: group_stride,
             value_scale_token_stride: token_stride,
-            output_bf16: op.output.dtype == DType::Bf16,
+            element: parameters::Element::of(op.output.dtype),
             softmax_scale: op.scale(),
         })
     }

@@ -37,7 +37,7 @@ impl Run<'_> {
             row_begin: 0,
             states: partial.extent(0) as u32,
             partial_bf16: op.partial == DType::Bf16,
-            output_bf16: op.output == DType::Bf16,
+            element: parameters::Element::of(op.output),
             base_two: op.lse_base == op::LseBase::Two,
         };
         let grid = [output.extent(0) as u32, op.geometry.query_heads, 1];

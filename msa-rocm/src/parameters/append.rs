@@ -17,6 +17,8 @@ pub struct Append {
     pub positions: Address,
     /// `[rows]` i64, or 0 for a query.
     pub slots: Address,
+    /// i32: without query offsets, rows of the run on the device; 0: `rows`.
+    pub live: Address,
     /// One f32 that values are divided by, or 0.
     pub tensor_scale: Address,
     /// Row 0 of a query, page 0 of a cache.
@@ -68,7 +70,7 @@ pub struct Append {
 impl Parameters for Append {
     fn write(&self, bytes: &mut Bytes) {
         bytes.wide(&[self.source, self.norm, self.cosines, self.sines, self.positions, self.slots]);
-        bytes.wide(&[self.tensor_scale, self.output, self.scales]);
+        bytes.wide(&[self.live, self.tensor_scale, self.output, self.scales]);
         self.batch.write(bytes);
         bytes.wide(&[self.source_row_stride, self.source_head_stride, self.cosine_stride, self.sine_stride]);
         bytes.wide(&[

@@ -1,6 +1,6 @@
 //! `sparse_decode` by row and by shared page.
 
-use super::{Address, Batch, Bytes, PagedView, Parameters};
+use super::{Address, Batch, Bytes, Element, PagedView, Parameters};
 
 /// `sparse_decode.*`: grid `[parts, units, most rows of a request]`; with the trick `shared`
 /// `[most pages of a tile, units, tiles]`.
@@ -72,8 +72,8 @@ pub struct SparseDecode {
     pub value_scale_group_stride: u32,
     /// Bytes from a token's value scale to the next of the same four.
     pub value_scale_token_stride: u32,
-    /// bf16 instead of f32.
-    pub output_bf16: bool,
+    /// Element type of the output.
+    pub element: Element,
     /// Softmax scale.
     pub softmax_scale: f32,
 }
@@ -93,7 +93,7 @@ impl Parameters for SparseDecode {
         bytes.words(&[self.unit_heads, self.units_per_list, self.units_per_kv_head, self.list_count]);
         bytes.words(&[self.top_k, self.row_begin, self.row_end]);
         bytes.words(&[self.value_scale_group_stride, self.value_scale_token_stride]);
-        bytes.words(&[u32::from(self.output_bf16), self.softmax_scale.to_bits(), 0]);
+        bytes.words(&[self.element as u32, self.softmax_scale.to_bits(), 0]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! `merge`.
 
-use super::{Address, Batch, Bytes, Parameters};
+use super::{Address, Batch, Bytes, Element, Parameters};
 
 /// `merge.*`: grid `[rows, heads]`, 64 threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,8 +43,8 @@ pub struct Merge {
     pub states: u32,
     /// Partial outputs in bf16 instead of f32.
     pub partial_bf16: bool,
-    /// bf16 instead of f32.
-    pub output_bf16: bool,
+    /// Element type of the output.
+    pub element: Element,
     /// LSEs are binary logarithms.
     pub base_two: bool,
 }
@@ -58,6 +58,6 @@ impl Parameters for Merge {
         bytes.wide(&[self.sum_state_stride, self.sum_row_stride]);
         bytes.wide(&[self.output_row_stride, self.output_head_stride, self.out_lse_row_stride]);
         bytes.words(&[self.row_begin, self.states, u32::from(self.partial_bf16)]);
-        bytes.words(&[u32::from(self.output_bf16), u32::from(self.base_two), 0]);
+        bytes.words(&[self.element as u32, u32::from(self.base_two), 0]);
     }
 }

@@ -13,6 +13,7 @@ mod decode;
 mod index;
 mod merge;
 mod select;
+mod validate;
 
 use msa_core::args::Args;
 use msa_core::backend::{Span, Stream};
@@ -62,6 +63,7 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
         "combine_parts" => decode::combine(launch, &mut reach),
         "append_once" | "append_per_step" => append::run(launch, &mut reach),
         "clear_winners" | "find_winners" => append::find_winners(launch, &mut reach),
+        "validate" => validate::run(launch, &mut reach),
         other => {
             Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs")))
         }

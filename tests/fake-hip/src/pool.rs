@@ -113,6 +113,11 @@ impl Simulated {
         with(self.slot, |state, _| state.fault.clone())
     }
 
+    /// Bytes that kernels have loaded from the allocation at `address`, every lane counted; `None` if there is none.
+    pub fn loaded_bytes(&self, address: u64) -> Option<u64> {
+        with(self.slot, |state, _| state.loaded_bytes(address))
+    }
+
     /// Makes every further call of `function` fail with `code`, until `code` is 0.
     pub fn fail(&self, function: &'static str, code: Code) {
         with(self.slot, |state, _| state.failures.insert(function, code));

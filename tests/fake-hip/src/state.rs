@@ -133,6 +133,12 @@ impl State {
         Ok(())
     }
 
+    /// Bytes that kernels have loaded from the allocation that holds an address.
+    pub(crate) fn loaded_bytes(&self, address: u64) -> Option<u64> {
+        let (_, allocation) = self.allocations.range(..=address).next_back()?;
+        Some(self.machine.loaded_bytes(allocation.buffer))
+    }
+
     /// True if the address is in an allocation.
     pub(crate) fn owns(&self, address: u64) -> bool {
         let found = self.allocations.range(..=address).next_back();

@@ -7,7 +7,7 @@ use msa_core::op::{
 };
 use msa_core::plan::PlanOptions;
 
-use super::Case;
+use super::{Case, Wrong};
 
 impl Case {
     /// The descriptor, checked.
@@ -58,7 +58,7 @@ impl Case {
             splits: o.splits,
             schedule: o.schedule,
             batch_invariant: o.batch_invariant,
-            checked: true,
+            checked: o.checked || self.wrong != Wrong::Nothing,
             workspace_cap: o.workspace_cap,
             arithmetic: o.arithmetic,
             ..PlanOptions::default()

@@ -107,3 +107,44 @@ pub enum Poison {
     Random,
 }
 named!(Poison { Ones = "ff", Sevens = "7f", Sign = "80", Zero = "00", Random = "random" });
+
+/// What on the device is wrong, so that a checked plan must refuse the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Wrong {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The first offset is not 0.
+    Start,
+    /// Offsets that do not ascend.
+    Offsets,
+    /// A length below 0 or above its bound.
+    Length,
+    /// Page ids outside the cache.
+    Page,
+    /// A listed block below -1 or beyond the length.
+    Block,
+    /// A block twice in a list.
+    Duplicate,
+    /// A slot outside the caches.
+    Slot,
+    /// A position outside the tables.
+    Position,
+    /// A NaN in a source of an NVFP4 cache.
+    Nan,
+    /// An infinity there.
+    Infinite,
+}
+named!(Wrong {
+    Nothing = "nothing",
+    Start = "start",
+    Offsets = "offsets",
+    Length = "length",
+    Page = "page",
+    Block = "block",
+    Duplicate = "duplicate",
+    Slot = "slot",
+    Position = "position",
+    Nan = "nan",
+    Infinite = "infinite",
+});

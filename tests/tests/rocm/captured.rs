@@ -1,4 +1,4 @@
-//! Runs captured in graphs and replayed with other lengths, beside eager runs on the same shared memory.
+//! Runs captured in graphs and replayed with other lengths and queries, beside eager runs on the same shared memory.
 
 use std::ffi::c_void;
 
@@ -79,6 +79,13 @@ fn check(group: &Group, steps: i32) {
         let tensor = inputs.tensors.iter_mut().find(|tensor| tensor.role == Role::KvLengths).unwrap();
         tensor.bytes = Some(bytes);
         ranks.write(Role::KvLengths, &inputs.batch.kv_lens);
+        if group.queries == QuerySource::Replicated {
+            // Other queries in every step, as a new token brings them.
+            let query = inputs.tensors.iter_mut().find(|tensor| tensor.role == Role::IndexQuery).unwrap();
+            let bytes = query.bytes.as_mut().unwrap();
+            bytes.rotate_left(4 * step as usize);
+            ranks.write(Role::IndexQuery, &msa_tests::compare::i32s(bytes));
+        }
         match step % 4 {
             0 | 1 => replay(&ranks, &graphs),
             2 => ranks.enqueue_all(),

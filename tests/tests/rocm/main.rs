@@ -27,6 +27,7 @@ mod field_ranks;
 #[path = "../gpu/field_select.rs"]
 mod field_select;
 mod field_support;
+mod first_call;
 mod host_path;
 mod pair;
 mod ranks;

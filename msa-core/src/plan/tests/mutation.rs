@@ -81,7 +81,7 @@ const FREE: &[(&str, &str)] = &[
         "variant",
         "the list that variants are from is the backend's, not the plan's; op and grammar are checked",
     ),
-    ("options.checked", "adds a validation launch, decides nothing in the plan"),
+    ("options.checked", "merges have nothing to validate, and no room for it"),
     ("options.workspace_cap", "a cap that is larger or still large enough gives the same windows"),
     ("options.batch_invariant", "on a CPU, and for ops without splits, it holds anyway"),
     ("options.splits", "asking for the one part that a CPU takes anyway"),
@@ -150,6 +150,8 @@ fn plans() -> Vec<Plan> {
             let op = Op::of(OpKind::SparsePrefill);
             plans.push(planned(&op, &lengths(&[3, 6200], &[700, 7001]), &traits, &options).unwrap());
         }
+        let checked = PlanOptions { checked: true, ..PlanOptions::default() };
+        plans.push(planned(&Op::of(OpKind::Append), &lengths(&[3], &[7001]), &traits, &checked).unwrap());
         let ranks = PlanOptions { world: 4, rank: 1, ..PlanOptions::default() };
         plans.push(planned(&Op::of(OpKind::IndexScore), &lengths(&[3], &[7001]), &traits, &ranks).unwrap());
     }

@@ -22,6 +22,34 @@ fn every_op_plans_verifies_and_round_trips_on_both_devices() {
     }
 }
 
+#[test]
+fn a_checked_plan_has_room_for_the_offsets_that_its_kernels_read() {
+    for (traits, op) in
+        both_devices().into_iter().flat_map(|t| every_op().into_iter().map(move |op| (t.clone(), op)))
+    {
+        let checked = PlanOptions { checked: true, ..PlanOptions::default() };
+        let all = lengths(&[4, 1, 7000], &[5000, 1, 7000]);
+        let plain = planned(&op, &all, &traits, &PlanOptions::default()).unwrap();
+        let plan = planned(&op, &all, &traits, &checked).unwrap();
+        plan.verify().unwrap();
+        assert!(plain.region("checked_offsets").is_none(), "{}", op.name());
+        let bytes = plan.region("checked_offsets").map(|region| region.bytes);
+        let merges = matches!(op.kind(), OpKind::Merge | OpKind::SelectMerge);
+        assert_eq!(bytes, (!merges).then_some(16), "{}", op.name());
+        let mut cut = plan.clone();
+        cut.workspace.retain(|region| region.name != "checked_offsets");
+        assert_eq!(cut.verify_coverage().is_err(), !merges, "{}", op.name());
+        // The least cap that an error names is enough.
+        let capped = PlanOptions { workspace_cap: Some(1), ..checked };
+        if let Err(error) = planned(&op, &all, &traits, &capped) {
+            let text = error.to_string();
+            let least = text.split("at least ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+            let enough = PlanOptions { workspace_cap: Some(least.parse().unwrap()), ..capped };
+            planned(&op, &all, &traits, &enough).unwrap_or_else(|error| panic!("{}: {error}", op.name()));
+        }
+    }
+}
+
 /// Widths of the parts of each request.
 fn widths(plan: &Plan, request: u32) -> Vec<u32> {
     let own = plan.slot_parts.iter().filter(|p| p.request == request);

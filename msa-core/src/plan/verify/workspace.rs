@@ -53,6 +53,9 @@ fn required(plan: &Plan) -> Required {
         Op::Merge(_) | Op::SelectMerge(_) => {}
         Op::Step(op) => all.extend(step(plan, op, rows)),
     }
+    if plan.options.checked && !matches!(plan.op, Op::Merge(_) | Op::SelectMerge(_)) {
+        all.push(("checked_offsets", (plan.requests.len() as u128 + 1) * 4));
+    }
     all
 }
 

@@ -27,12 +27,22 @@ pub(super) struct CachePlace {
     pub(super) token: u64,
 }
 
+/// Which of several rows with one slot has a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SameSlot {
+    /// The last one.
+    Last,
+    /// Every one.
+    Each,
+}
+
 /// The place of each of the first `rows` rows, `None` for a row that is skipped, and what was out of range.
 pub(super) fn place_rows(
     op: &Append,
     memory: &HostMemory<'_>,
     args: &Args,
     rows: u64,
+    same_slot: SameSlot,
 ) -> Result<(Vec<Option<Place>>, Status)> {
     let slots = memory.i64s(super::row::tensor(args, Role::Slots)?)?;
     let positions = if op.rope.rotary_dim > 0 {
@@ -48,6 +58,7 @@ pub(super) fn place_rows(
         positions: table.min().unwrap_or(1),
         kv: Pages { count: kv.pages, tokens: page_tokens, null: kv.null_page.map(u64::from) },
         index: Pages { count: index.pages, tokens: page_tokens, null: index.null_page.map(u64::from) },
+        same_slot,
     };
     let (Some(slots), Some(positions)) = (slots.get(..rows as usize), positions.get(..rows as usize)) else {
         return Err(Error::invalid("slots", format!("{rows} rows"), slots.len()));
@@ -60,6 +71,7 @@ struct Target {
     positions: u64,
     kv: Pages,
     index: Pages,
+    same_slot: SameSlot,
 }
 
 struct Pages {
@@ -90,7 +102,7 @@ impl Target {
                 status.0 |= Status::POSITION;
                 continue;
             };
-            let wins = slot >= 0 && taken.insert(slot);
+            let wins = slot >= 0 && (taken.insert(slot) || self.same_slot == SameSlot::Each);
             *place = Some(Place { position, kv: kv.place(wins), index: index.place(wins) });
         }
         (places, status)
@@ -127,7 +139,7 @@ mod tests {
 
     fn target() -> Target {
         let pages = |count, null| Pages { count, tokens: 16, null };
-        Target { positions: 10, kv: pages(4, Some(2)), index: pages(3, None) }
+        Target { positions: 10, kv: pages(4, Some(2)), index: pages(3, None), same_slot: SameSlot::Last }
     }
 
     fn at(page: u64, token: u64) -> Option<CachePlace> {
@@ -163,5 +175,9 @@ mod tests {
         assert_eq!(kv, [None, at(0, 7), at(0, 5), None]);
         assert_eq!(status.0, Status::POSITION);
         assert!(places[0].is_some() && places[3].is_none());
+        let each = Target { same_slot: SameSlot::Each, ..target() };
+        let kv = each.place(&[7, 7, 5, 7], &[1, 2, 3, -4]).0;
+        let kv: Vec<_> = kv.iter().map(|p| p.and_then(|p| p.kv)).collect();
+        assert_eq!(kv, [at(0, 7), at(0, 7), at(0, 5), None]);
     }
 }
