@@ -27,6 +27,7 @@ pub mod header;
 pub mod host;
 pub mod layout;
 pub mod owned;
+pub mod privilege;
 pub mod table;
 
 pub use descriptor::amend;

@@ -2,7 +2,7 @@
 
 mod contract;
 
-pub use contract::{Access, ArgSpec, Axis, Extents, contract};
+pub use contract::{Access, ArgSpec, Axis, Contract, Extents, contract};
 
 use crate::cache::{IndexCache, KvCache};
 use crate::tensor::Tensor;

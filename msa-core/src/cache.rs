@@ -10,7 +10,9 @@ mod regions;
 pub use layout::{block_outer, contiguous, head_slot, interleaved, planar, sglang_row};
 pub use regions::{Region, regions};
 
-use crate::error::{Error, Result, require};
+use std::fmt;
+
+use crate::error::{Error, Result, require, require_at};
 use crate::geometry::Geometry;
 use crate::tensor::{DType, Tensor};
 
@@ -163,9 +165,9 @@ impl KvCache {
         let scales = self.format == CacheFormat::Nvfp4;
         for (name, view) in [("key_scale", self.key_scale), ("value_scale", self.value_scale)] {
             let want = if scales { "a view" } else { "none" };
-            require(view.is_some() == scales, &format!("kv_cache.{name}"), want, view.is_some())?;
+            require_at(view.is_some() == scales, format_args!("kv_cache.{name}"), want, view.is_some())?;
         }
-        for component in self.components(geometry) {
+        for component in self.parts(geometry) {
             component.check("kv_cache", self.pages)?;
         }
         let quad = self.v_scale_order == VScaleOrder::Linear || geometry.page.is_multiple_of(4);
@@ -181,7 +183,7 @@ impl KvCache {
             require(
                 got == rows,
                 "kv_cache.value_scale.token_stride",
-                format!("{rows} for token quads"),
+                format_args!("{rows} for token quads"),
                 got,
             )?;
         }
@@ -190,23 +192,22 @@ impl KvCache {
 
     /// Data and scale components with their extents.
     pub fn components(&self, geometry: &Geometry) -> Vec<Component> {
-        let component = |name, view: View, dtype, row_bytes| Component {
-            name,
-            view,
-            dtype,
-            heads: u64::from(geometry.kv_heads),
-            tokens: u64::from(geometry.page),
-            row_bytes,
-        };
+        self.parts(geometry).collect()
+    }
+
+    fn parts(&self, geometry: &Geometry) -> impl Iterator<Item = Component> + use<> {
+        let (heads, tokens) = (u64::from(geometry.kv_heads), u64::from(geometry.page));
+        let component =
+            |name, view: View, dtype, row_bytes| Component { name, view, dtype, heads, tokens, row_bytes };
         let data = self.format.row_bytes(geometry.head_dim);
         let scale = self.format.scale_row_bytes(geometry.head_dim);
-        let mut all = vec![
-            component("key", self.key, self.format.dtype(), data),
-            component("value", self.value, self.format.dtype(), data),
+        let all = [
+            Some(component("key", self.key, self.format.dtype(), data)),
+            Some(component("value", self.value, self.format.dtype(), data)),
+            self.key_scale.map(|view| component("key_scale", view, DType::E4m3, scale)),
+            self.value_scale.map(|view| component("value_scale", view, DType::E4m3, scale)),
         ];
-        all.extend(self.key_scale.map(|v| component("key_scale", v, DType::E4m3, scale)));
-        all.extend(self.value_scale.map(|v| component("value_scale", v, DType::E4m3, scale)));
-        all
+        all.into_iter().flatten()
     }
 }
 
@@ -216,7 +217,7 @@ impl IndexCache {
         let scales = self.format == CacheFormat::Nvfp4;
         let want = if scales { "a view" } else { "none" };
         require(self.key_scale.is_some() == scales, "index_cache.key_scale", want, self.key_scale.is_some())?;
-        for component in self.components(geometry) {
+        for component in self.parts(geometry) {
             component.check("index_cache", self.pages)?;
         }
         Ok(self)
@@ -224,19 +225,20 @@ impl IndexCache {
 
     /// Data and scale components with their extents.
     pub fn components(&self, geometry: &Geometry) -> Vec<Component> {
-        let component = |name, view, dtype, row_bytes| Component {
-            name,
-            view,
-            dtype,
-            heads: 1,
-            tokens: u64::from(geometry.page),
-            row_bytes,
-        };
+        self.parts(geometry).collect()
+    }
+
+    fn parts(&self, geometry: &Geometry) -> impl Iterator<Item = Component> + use<> {
+        let tokens = u64::from(geometry.page);
+        let component =
+            |name, view, dtype, row_bytes| Component { name, view, dtype, heads: 1, tokens, row_bytes };
         let data = self.format.row_bytes(geometry.index_dim);
         let scale = self.format.scale_row_bytes(geometry.index_dim);
-        let mut all = vec![component("index_key", self.key, self.format.dtype(), data)];
-        all.extend(self.key_scale.map(|v| component("index_key_scale", v, DType::E4m3, scale)));
-        all
+        let all = [
+            Some(component("index_key", self.key, self.format.dtype(), data)),
+            self.key_scale.map(|view| component("index_key_scale", view, DType::E4m3, scale)),
+        ];
+        all.into_iter().flatten()
     }
 }
 
@@ -269,33 +271,23 @@ impl Component {
         )
     }
 
-    fn check(&self, cache: &str, pages: u64) -> Result<()> {
-        let field = |what: &str| format!("{cache}.{}.{what}", self.name);
-        let aligned = |what: &str, value: u64| {
+    fn check(&self, cache: &'static str, pages: u64) -> Result<()> {
+        let field = |what| Field { cache, component: self.name, what };
+        let aligned = |what, value: u64| {
             let ok = value.is_multiple_of(ALIGNMENT);
-            require(ok, &field(what), format!("a multiple of {ALIGNMENT} bytes"), value)
+            require_at(ok, field(what), format_args!("a multiple of {ALIGNMENT} bytes"), value)
         };
         aligned("address", self.view.address)?;
         aligned("page_stride", self.view.page_stride)?;
         if self.heads > 1 {
             aligned("head_stride", self.view.head_stride)?;
         }
-        let rows = self.view.token_stride >= self.row_bytes;
-        require(
-            rows,
-            &field("token_stride"),
-            format!("at least {} bytes", self.row_bytes),
-            self.view.token_stride,
-        )?;
-        let elements = self.view.token_stride.is_multiple_of(self.dtype.bytes());
-        require(elements, &field("token_stride"), "a multiple of the element size", self.view.token_stride)?;
+        let (stride, row) = (self.view.token_stride, self.row_bytes);
+        require_at(stride >= row, field("token_stride"), format_args!("at least {row} bytes"), stride)?;
+        let elements = stride.is_multiple_of(self.dtype.bytes());
+        require_at(elements, field("token_stride"), "a multiple of the element size", stride)?;
         let tensor = self.tensor(pages)?;
-        require(
-            self.rows_are_disjoint(),
-            &field("strides"),
-            "strides that keep rows apart",
-            format!("{tensor}"),
-        )
+        require_at(self.rows_are_disjoint(), field("strides"), "strides that keep rows apart", tensor)
     }
 
     /// Sorts the axes by stride; each must step over everything that the finer ones cover.
@@ -312,6 +304,20 @@ impl Component {
             covered = stride.saturating_mul(extent.saturating_sub(1)).saturating_add(covered);
             apart
         })
+    }
+}
+
+/// `kv_cache.value_scale.token_stride`
+#[derive(Clone, Copy)]
+struct Field {
+    cache: &'static str,
+    component: &'static str,
+    what: &'static str,
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.cache, self.component, self.what)
     }
 }
 

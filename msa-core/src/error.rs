@@ -81,7 +81,20 @@ impl Error {
 /// # Errors
 /// [`Error::Invalid`] with `field`, `want` and `got`.
 pub fn require(holds: bool, field: &str, want: impl fmt::Display, got: impl fmt::Display) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::invalid(field, want, got)) }
+    require_at(holds, field, want, got)
+}
+
+/// [`require`] at a field whose name is put together, which only an error does: for what is checked at every run.
+///
+/// # Errors
+/// As for [`require`].
+pub fn require_at(
+    holds: bool,
+    field: impl fmt::Display,
+    want: impl fmt::Display,
+    got: impl fmt::Display,
+) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::invalid(field.to_string(), want, got)) }
 }
 
 fn join(reasons: &[String]) -> String {

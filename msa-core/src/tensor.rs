@@ -100,7 +100,7 @@ impl Tensor {
     pub fn contiguous(address: u64, dtype: DType, shape: &[u64]) -> Result<Self> {
         let mut strides = [0; MAX_RANK];
         let mut step = dtype.bytes();
-        require(shape.len() <= MAX_RANK, "tensor.rank", format!("at most {MAX_RANK}"), shape.len())?;
+        require(shape.len() <= MAX_RANK, "tensor.rank", format_args!("at most {MAX_RANK}"), shape.len())?;
         for axis in (0..shape.len()).rev() {
             strides[axis] = step;
             step = step.checked_mul(shape[axis].max(1)).ok_or_else(|| {
@@ -113,16 +113,17 @@ impl Tensor {
     /// A tensor with byte strides; the innermost stride must be the element size, and the whole span must fit in
     /// the 64-bit address space.
     pub fn strided(address: u64, dtype: DType, shape: &[u64], strides: &[u64]) -> Result<Self> {
-        require(shape.len() <= MAX_RANK, "tensor.rank", format!("at most {MAX_RANK}"), shape.len())?;
+        require(shape.len() <= MAX_RANK, "tensor.rank", format_args!("at most {MAX_RANK}"), shape.len())?;
         require(
             strides.len() == shape.len(),
             "tensor.strides",
-            format!("{} strides", shape.len()),
+            format_args!("{} strides", shape.len()),
             strides.len(),
         )?;
         if let (Some(&extent), Some(&last)) = (shape.last(), strides.last()) {
             let contiguous = extent <= 1 || last == dtype.bytes();
-            require(contiguous, "tensor.stride[innermost]", format!("{} bytes", dtype.bytes()), last)?;
+            let want = format_args!("{} bytes", dtype.bytes());
+            require(contiguous, "tensor.stride[innermost]", want, last)?;
         }
         let mut tensor =
             Self { address, dtype, rank: shape.len() as u32, shape: [1; MAX_RANK], strides: [0; MAX_RANK] };

@@ -3,7 +3,7 @@
 // A group is one wave and takes one (row, head). Every rounding is that of the reference: sum of squares in sixteen lanes
 // with FMA, then the tree 8, 4, 2, 1; square root and divisions correctly rounded; one rounding to bf16 at the end, or one
 // after every step.
-#include "paged.h"
+#include "slots.h"
 
 struct Append {
   const u16 GLOBAL* source;          // [rows, heads, 128] bf16
@@ -12,6 +12,7 @@ struct Append {
   const float GLOBAL* sines;         // [positions, half]
   const i32 GLOBAL* positions;       // [rows]; or null without RoPE
   const i64 GLOBAL* slots;           // [rows] page * 128 + offset; null: a query, which has its row's place
+  const i32 GLOBAL* live;            // without query offsets: rows of the run, on the device; or null
   const float GLOBAL* tensor_scale;  // what is stored is divided by it; or null
   u8 GLOBAL* output;                 // row 0 of a query, page 0 of a cache
   u8 GLOBAL* scales;                 // block scales, page 0
@@ -120,26 +121,12 @@ DEVICE float rotated(const Append& a, u32 c, u64 position) {
   return round_bf16(c < a.half ? first - second : first + second);
 }
 
-// One past the last row that belongs to a request.
 DEVICE u32 live_rows(const Append& a) {
-  if (!a.batch.query_offsets) return a.rows;
-  u32 end = 0;
-  for (u32 request = lane_id(); request < a.batch.requests; request += kWave) {
-    Request own = request_of(a.batch, request);
-    u32 own_end = own.rows ? (u32)(own.first_row + own.rows) : 0;
-    end = own_end > end ? own_end : end;
-  }
-#pragma unroll
-  for (u32 h = 1; h < kWave; h <<= 1) {
-    u32 other = exchange_xor(end, h);
-    end = other > end ? other : end;
-  }
-  return end;
+  if (a.batch.query_offsets) return last_row(a.batch);
+  return a.live ? (u32)*a.live : a.rows;
 }
 
-DEVICE bool position_fits(const Append& a, u32 row) {
-  return !a.positions || (a.positions[row] >= 0 && (u32)a.positions[row] < a.table_rows);
-}
+DEVICE bool position_fits(const Append& a, u32 row) { return position_fits(a.positions, row, a.table_rows); }
 
 // True if a later row, with a position that fits, has the same slot: then that one is stored.
 DEVICE bool replaced(const Append& a, u32 row, u32 rows, i64 slot) {

@@ -20,7 +20,7 @@ struct SparseDecode {
   const float GLOBAL* query_scale; // or null
   const float GLOBAL* key_scale;   // or null
   const float GLOBAL* value_scale; // or null
-  u8 GLOBAL* output;               // [rows, query heads, 128] f32 or bf16; with partial states [parts, rows, ...] f32
+  u8 GLOBAL* output;               // [rows, query heads, 128] of `element`; with partial states [parts, rows, ...] f32
   float GLOBAL* lse;               // [rows, query heads], or null; with partial states [parts, rows, query heads]
   const u32 GLOBAL* record;        // [row tiles, lists] of shared pages; see record.h
   u64 query_row_stride;            // bytes
@@ -41,7 +41,7 @@ struct SparseDecode {
   u32 row_end;
   u32 value_scale_group_stride;    // bytes from a channel group to the next
   u32 value_scale_token_stride;    // bytes from a token to the next of the same four
-  u32 output_bf16;                 // 1: bf16, 0: f32
+  Element element;                 // of the output
   float softmax_scale;
   u32 reserved;
 };

@@ -37,10 +37,10 @@ DEVICE void store(const SparseDecode& a, u32 part, u64 row, u64 head, const floa
   u32 g = lane_id() / 16;
   u8 GLOBAL* at = a.output + part * a.output_part_stride + row * a.output_row_stride + head * a.output_head_stride;
   u32 channel = 32 * g + 8 * wave_id();
-  if (!Partial && a.output_bf16) {
+  if (!Partial && a.element != Element::kF32) {
     u32x4 packed;
 #pragma unroll
-    for (u32 n = 0; n < 4; n++) packed[n] = to_bf16(output[2 * n]) | (u32)to_bf16(output[2 * n + 1]) << 16;
+    for (u32 n = 0; n < 4; n++) packed[n] = narrow_pair(a.element, output[2 * n], output[2 * n + 1]);
     *(u32x4 GLOBAL*)(at + channel * 2) = packed;
   } else {
     *(f32x4 GLOBAL*)(at + channel * 4) = f32x4{output[0], output[1], output[2], output[3]};

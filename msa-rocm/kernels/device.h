@@ -50,6 +50,8 @@ constexpr u32 kStatusDuplicate = 1u << 4;
 constexpr u32 kStatusNan = 1u << 5;
 constexpr u32 kStatusPosition = 1u << 6;
 constexpr u32 kStatusRank = 1u << 7;
+constexpr u32 kStatusRefused = 1u << 8;
+constexpr u32 kStatusInfinite = 1u << 9;
 
 DEVICE u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 wave_id() { return __builtin_amdgcn_readfirstlane(thread_id() / kWave); }
@@ -134,7 +136,18 @@ DEVICE u16 to_bf16(float x) {
   u32 b = bits<u32>(x);
   return is_nan(x) ? 0x7fff : (u16)((b + 0x7fffu + ((b >> 16) & 1)) >> 16);
 }
+// f16 bits, round to nearest even; the kernel's mode keeps small numbers.
+DEVICE u16 to_f16(float x) { return bits<u16>((_Float16)x); }
 DEVICE float from_bf16(u16 x) { return bits<float>((u32)x << 16); }
+
+// Element of an output. Layout shared with the host.
+enum class Element : u32 { kF32 = 0, kBf16 = 1, kF16 = 2 };
+
+// Two values of a type of 16 bits.
+DEVICE u32 narrow_pair(Element element, float x, float y) {
+  if (element == Element::kF16) return to_f16(x) | (u32)to_f16(y) << 16;
+  return to_bf16(x) | (u32)to_bf16(y) << 16;
+}
 
 // One f32 scalar, or 1 where the caller has none.
 DEVICE float scalar_or_one(const float GLOBAL* p) { return p ? *p : 1.0f; }

@@ -10,7 +10,7 @@ struct Merge {
   const u8 GLOBAL* outputs;     // [states, rows, heads, 128] f32 or bf16
   const float GLOBAL* lses;     // [states, rows, heads] LSEs or maxima
   const float GLOBAL* sums;     // [states, rows, heads] sums, strides as `lses`; null: (o, lse)
-  u8 GLOBAL* output;            // [rows, heads, 128] f32 or bf16
+  u8 GLOBAL* output;            // [rows, heads, 128] of `element`
   float GLOBAL* lse;            // [rows, heads] or null
   Batch batch;                  // whose rows count; without query offsets all do
   u64 partial_state_stride;     // bytes
@@ -26,7 +26,7 @@ struct Merge {
   u32 row_begin;                // row of the first group
   u32 states;
   u32 partial_bf16;
-  u32 output_bf16;
+  Element element;              // of the output
   u32 base_two;  // 1: LSEs are binary logarithms
   u32 reserved;
 };
@@ -114,9 +114,9 @@ DEVICE Pair merge_pair(const Merge& a, const States& of) {
 }
 
 DEVICE void store_pair(const Merge& a, const Pair& pair, u8 GLOBAL* at) {
-  bool as_is = pair.as_is && a.partial_bf16 == a.output_bf16;
-  if (a.output_bf16) {
-    u32 rounded = to_bf16(pair.x) | (u32)to_bf16(pair.y) << 16;
+  bool as_is = pair.as_is && a.element == (a.partial_bf16 ? Element::kBf16 : Element::kF32);
+  if (a.element != Element::kF32) {
+    u32 rounded = narrow_pair(a.element, pair.x, pair.y);
     u32 whole = bits<u32>(pair.x) >> 16 | (bits<u32>(pair.y) & 0xffff0000u);
     *(u32 GLOBAL*)at = as_is ? whole : rounded;
   } else {
@@ -137,6 +137,6 @@ KERNEL(kWave, merge, f32, lse)(Merge a) {
                2 * pair * (a.partial_bf16 ? 2 : 4);
   Pair merged = merge_pair(a, of);
   store_pair(a, merged, a.output + row * a.output_row_stride + head * a.output_head_stride +
-                            2 * pair * (a.output_bf16 ? 2 : 4));
+                            2 * pair * (a.element == Element::kF32 ? 4 : 2));
   if (a.lse && pair == 0) a.lse[row * a.out_lse_row_stride + head] = merged.lse;
 }

@@ -4,18 +4,18 @@
 use std::fmt;
 use std::sync::Arc;
 
-use msa_core::args::Args;
+use msa_core::args::{Args, Contract};
 use msa_core::backend::{Backend, Device, Memory, Prepared, Span, Status, Stream};
 use msa_core::device::{Arch, DeviceInfo, DeviceTraits};
 use msa_core::error::{Error, Result};
-use msa_core::lengths::Lengths;
 use msa_core::plan::Plan;
 use msa_core::variant::Variant;
 
-use crate::context::{Context, Uploaded, check_workspace};
+use crate::context::{Context, Ready, check_workspace};
 use crate::hip::{self, Hip};
 use crate::images::Images;
-use crate::launch::{TableAddresses, Tables, kernels, launches};
+use crate::launch::{KernelLaunch, Sink, TableAddresses, Tables, kernels, launches};
+use crate::memory::Uploaded;
 use crate::variants::variants;
 
 /// The backend with the kernels built into this library, whatever this machine has.
@@ -25,16 +25,16 @@ pub fn backend() -> Arc<dyn Backend> {
 
 /// The backend with other code objects.
 pub fn backend_with(images: Images) -> Arc<dyn Backend> {
-    Arc::new(Rocm { images: Arc::new(images), runtime: None })
+    Arc::new(Rocm { images, runtime: None })
 }
 
 /// The backend over a runtime that the process has already, instead of the one that is looked for.
 pub fn backend_over(hip: &'static Hip, images: Images) -> Arc<dyn Backend> {
-    Arc::new(Rocm { images: Arc::new(images), runtime: Some(hip) })
+    Arc::new(Rocm { images, runtime: Some(hip) })
 }
 
 struct Rocm {
-    images: Arc<Images>,
+    images: Images,
     runtime: Option<&'static Hip>,
 }
 
@@ -79,7 +79,7 @@ impl Backend for Rocm {
         // An architecture without kernels is an error that lists those with.
         let arch = Arch::from_name(&info.arch)?;
         let context = Context::new(hip, ordinal, arch, self.images.clone());
-        Ok(Arc::new(RocmDevice { info, arch, context: Arc::new(context) }))
+        Ok(Arc::new(RocmDevice { info, arch, context }))
     }
 }
 
@@ -106,7 +106,7 @@ fn describe(hip: &Hip, ordinal: u32) -> Result<DeviceInfo> {
 struct RocmDevice {
     info: DeviceInfo,
     arch: Arch,
-    context: Arc<Context>,
+    context: Context,
 }
 
 impl fmt::Debug for RocmDevice {
@@ -139,28 +139,33 @@ impl Device for RocmDevice {
     }
 
     fn memory(&self) -> &dyn Memory {
-        &*self.context
+        &self.context
     }
 }
 
 /// A plan with its tables on the device. It must outlive the work and the graphs that it was enqueued into.
 struct RocmPrepared {
     plan: Plan,
-    lengths: Lengths,
-    context: Arc<Context>,
+    contract: Contract,
+    context: Context,
+    ready: Ready,
     tables: Tables,
     parts: Uploaded,
     magnitudes: Uploaded,
 }
 
 impl RocmPrepared {
-    fn new(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
+    fn new(context: &Context, plan: &Plan) -> Result<Self> {
         let tables = Tables::of(plan);
-        let parts = Uploaded::new(context, &tables.parts)?;
-        let magnitudes = Uploaded::new(context, &tables.magnitudes)?;
-        context.load(kernels(plan, &tables))?;
-        let (lengths, context) = (plan.lengths()?, context.clone());
-        Ok(Self { plan: plan.clone(), lengths, context, tables, parts, magnitudes })
+        Ok(Self {
+            contract: Contract::new(&plan.op, &plan.lengths()?),
+            ready: Ready::new(context, &plan.variant, kernels(plan, &tables))?,
+            parts: Uploaded::new(context, &tables.parts)?,
+            magnitudes: Uploaded::new(context, &tables.magnitudes)?,
+            plan: plan.clone(),
+            context: context.clone(),
+            tables,
+        })
     }
 }
 
@@ -170,18 +175,22 @@ impl Prepared for RocmPrepared {
     }
 
     unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
-        let extents = args.check(&self.plan.op, &self.lengths)?;
+        let extents = self.contract.check(args)?;
         check_workspace(workspace, self.plan.workspace_bytes)?;
         let at = TableAddresses { parts: self.parts.address, magnitudes: self.magnitudes.address };
-        let mut all = launches(&self.plan, &self.tables, at, args, workspace)?;
-        if extents.rows == 0 {
-            all.clear();
-        }
+        let run = |to: &mut Sink<'_>| {
+            let mut some = |launch: KernelLaunch| match extents.rows {
+                0 if !launch.validates() => Ok(()),
+                _ => to(launch),
+            };
+            launches(&self.plan, &self.tables, at, args, workspace, &mut some)
+        };
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue(&self.plan.variant, stream, workspace.address, &all) }
+        unsafe { self.context.enqueue(&self.ready, stream, workspace.address, &run) }
     }
 
     unsafe fn status(&self, stream: Stream, workspace: Span) -> Result<Status> {
-        self.context.status(stream, workspace)
+        // SAFETY: the caller's promise.
+        unsafe { self.context.status(stream, workspace) }
     }
 }

@@ -1,68 +1,51 @@
-//! A device, what is loaded on it, its memory, and launches on it.
+//! A device of a runtime, and launches on it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use msa_core::backend::{Memory, Span, Status, Stream};
+use msa_core::backend::{Span, Status, Stream};
 use msa_core::device::Arch;
 use msa_core::error::{Error, Result};
 use msa_core::plan::WORKSPACE_ALIGNMENT;
 
 use crate::hip::{Entered, Handle, Hip};
 use crate::images::Images;
-use crate::launch::KernelLaunch;
-use crate::module::Modules;
-use crate::ranges::Range;
+use crate::launch::{KernelLaunch, Name, Sink};
+use crate::module::Kernels;
+use crate::ranges::RangeName;
 
-/// A device and what is loaded on it.
+/// A device with the code objects for it. What was loaded and what waits to be freed belongs to the runtime, so that any
+/// number of these may come and go.
+#[derive(Clone)]
 pub(crate) struct Context {
-    hip: &'static Hip,
-    ordinal: u32,
-    modules: Modules,
-    /// Tables of prepared runs that were dropped: `hipFree` waits for the device, and a drop must not.
-    dropped: Mutex<Vec<u64>>,
+    pub(crate) hip: &'static Hip,
+    pub(crate) ordinal: u32,
+    arch: Arch,
+    images: Images,
 }
 
-/// Bytes on a device. When it is dropped, the memory is given back as soon as something else is uploaded.
-pub(crate) struct Uploaded {
-    context: Arc<Context>,
-    pub(crate) address: u64,
+/// What a prepared run enqueues with: nothing is looked up or allocated after it was made.
+pub(crate) struct Ready {
+    kernels: Kernels,
+    range: RangeName,
 }
 
-impl Uploaded {
-    pub(crate) fn new(context: &Arc<Context>, bytes: &[u8]) -> Result<Self> {
-        for address in std::mem::take(&mut *context.dropped()) {
-            context.free(address)?;
-        }
-        let address = context.allocate(bytes.len() as u64)?;
-        let uploaded = Self { context: Arc::clone(context), address };
-        context.write(address, bytes).map(|()| uploaded)
-    }
-}
-
-impl Drop for Uploaded {
-    fn drop(&mut self) {
-        self.context.dropped().push(self.address);
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // The last of its device: nobody can be told of a failure, and the runtime frees everything with the process.
-        for address in std::mem::take(&mut *self.dropped()) {
-            let _ = self.free(address);
-        }
+impl Ready {
+    /// Loads kernels by (source, variant), which is not allowed during a capture. Profilers see runs as `range`.
+    pub(crate) fn new(
+        context: &Context,
+        range: &str,
+        kernels: impl IntoIterator<Item = (&'static str, Name)>,
+    ) -> Result<Self> {
+        let _entered = context.enter()?;
+        let kernels = Kernels::load(context.hip, context.ordinal, context.arch, &context.images, kernels)?;
+        Ok(Self { kernels, range: RangeName::new(range) })
     }
 }
 
 impl Context {
-    pub(crate) fn new(hip: &'static Hip, ordinal: u32, arch: Arch, images: Arc<Images>) -> Self {
-        Self { hip, ordinal, modules: Modules::new(arch, images), dropped: Mutex::default() }
-    }
-
-    fn dropped(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(hip: &'static Hip, ordinal: u32, arch: Arch, images: Images) -> Self {
+        Self { hip, ordinal, arch, images }
     }
 
     /// Makes the device current until the guard is dropped.
@@ -70,53 +53,57 @@ impl Context {
         self.hip.enter(self.ordinal)
     }
 
-    /// The status word at the start of `workspace`, once the stream's work is done.
-    pub(crate) fn status(&self, stream: Stream, workspace: Span) -> Result<Status> {
-        self.synchronize(stream)?;
+    /// The status word at the start of `workspace`, once the stream's work is done; other streams are not waited for.
+    ///
+    /// # Safety
+    /// As for [`msa_core::backend::Prepared::status`].
+    pub(crate) unsafe fn status(&self, stream: Stream, workspace: Span) -> Result<Status> {
+        let _entered = self.enter()?;
         let mut word = [0; 4];
-        self.read(workspace.address, &mut word)?;
+        let (to, from) = (word.as_mut_ptr().cast(), workspace.address as *const c_void);
+        // SAFETY: the word outlives the wait below; the caller answers for the workspace.
+        let code = unsafe { self.hip.copy_on(stream, to, from, word.len()) };
+        let waited = self.wait(stream);
+        code.and(waited)?;
         Ok(Status(u32::from_le_bytes(word)))
     }
 
-    /// Loads kernels by (source, symbol): loading is not allowed during a capture.
-    pub(crate) fn load(&self, kernels: impl IntoIterator<Item = (&'static str, String)>) -> Result<()> {
-        let _entered = self.enter()?;
-        for (source, symbol) in kernels {
-            self.modules.function(self.hip, source, &symbol)?;
-        }
-        Ok(())
-    }
-
-    /// Enqueues the clearing of the status word and `launches`, those without groups left out. Profilers see it as a range
-    /// called `name`.
+    /// Enqueues the clearing of the status word and the launches that `run` makes, those without groups left out. `run` is
+    /// asked twice: nothing is enqueued before every launch is known to be good.
     ///
     /// # Safety
     /// As for [`msa_core::backend::Prepared::enqueue`].
     pub(crate) unsafe fn enqueue(
         &self,
-        name: &str,
+        ready: &Ready,
         stream: Stream,
         status: u64,
-        launches: &[KernelLaunch],
+        run: &dyn Fn(&mut Sink<'_>) -> Result<()>,
     ) -> Result<()> {
-        launches.iter().try_for_each(KernelLaunch::check)?;
-        let _range = Range::new(name);
+        run(&mut |launch| {
+            launch.check()?;
+            ready.kernels.of(&launch.variant).map(|_| ())
+        })?;
+        let _range = ready.range.begin();
         let _entered = self.enter()?;
         // SAFETY: the caller answers for the workspace, which starts with the status word.
         let code = unsafe { (self.hip.table().hipMemsetD32Async)(status, 0, 1, stream.0 as Handle) };
         self.hip.check("hipMemsetD32Async", code)?;
-        let mut launches = launches.iter().filter(|launch| !launch.grid.contains(&0));
-        // SAFETY: the caller's promise.
-        launches.try_for_each(|launch| unsafe { self.launch(stream, launch) })
+        run(&mut |launch| {
+            if launch.grid.contains(&0) {
+                return Ok(());
+            }
+            // SAFETY: the caller's promise.
+            unsafe { self.launch(&ready.kernels, stream, &launch) }
+        })
     }
 
     /// Enqueues a launch; the device must be current.
     ///
     /// # Safety
     /// As for [`msa_core::backend::Prepared::enqueue`].
-    pub(crate) unsafe fn launch(&self, stream: Stream, launch: &KernelLaunch) -> Result<()> {
-        let hip = self.hip;
-        let function = self.modules.function(hip, launch.source, &launch.symbol())?;
+    unsafe fn launch(&self, kernels: &Kernels, stream: Stream, launch: &KernelLaunch) -> Result<()> {
+        let function = kernels.of(&launch.variant)?;
         let mut bytes = launch.arguments.len();
         let (pointer, size, end) = (1usize, 2usize, 3usize);
         let mut extra: [*mut c_void; 5] = [
@@ -129,7 +116,7 @@ impl Context {
         let [x, y, z] = launch.grid;
         // SAFETY: the runtime copies the arguments before it returns; the caller answers for the addresses in them.
         let code = unsafe {
-            (hip.table().hipModuleLaunchKernel)(
+            (self.hip.table().hipModuleLaunchKernel)(
                 function,
                 x,
                 y,
@@ -143,7 +130,7 @@ impl Context {
                 extra.as_mut_ptr(),
             )
         };
-        hip.check(&launch.variant, code)
+        self.hip.check(&launch.variant, code)
     }
 }
 
@@ -157,41 +144,4 @@ pub(crate) fn check_workspace(workspace: Span, bytes: u64) -> Result<()> {
         return Err(Error::invalid("workspace.address", want, workspace.address));
     }
     Ok(())
-}
-
-impl Memory for Context {
-    fn allocate(&self, bytes: u64) -> Result<u64> {
-        let _entered = self.hip.enter(self.ordinal)?;
-        let mut address = 0;
-        // SAFETY: the pointer is valid for the call.
-        let code = unsafe { (self.hip.table().hipMalloc)(&mut address, bytes.max(1) as usize) };
-        self.hip.check("hipMalloc", code)?;
-        Ok(address)
-    }
-
-    fn free(&self, address: u64) -> Result<()> {
-        let _entered = self.hip.enter(self.ordinal)?;
-        // SAFETY: the runtime refuses an address that it did not give.
-        let code = unsafe { (self.hip.table().hipFree)(address) };
-        self.hip.check("hipFree", code)
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        let _entered = self.hip.enter(self.ordinal)?;
-        // SAFETY: the source is a slice; the runtime checks the device range against its allocations.
-        unsafe { self.hip.copy(address as *mut c_void, bytes.as_ptr().cast(), bytes.len()) }
-    }
-
-    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
-        let _entered = self.hip.enter(self.ordinal)?;
-        // SAFETY: the target is a slice; the runtime checks the device range against its allocations.
-        unsafe { self.hip.copy(bytes.as_mut_ptr().cast(), address as *const c_void, bytes.len()) }
-    }
-
-    fn synchronize(&self, stream: Stream) -> Result<()> {
-        let _entered = self.hip.enter(self.ordinal)?;
-        // SAFETY: the engine's stream.
-        let code = unsafe { (self.hip.table().hipStreamSynchronize)(stream.0 as Handle) };
-        self.hip.check("hipStreamSynchronize", code)
-    }
 }

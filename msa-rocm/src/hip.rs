@@ -1,7 +1,7 @@
 //! The HIP runtime, opened at run time: a table of functions, and why it is not there if it is not.
 //!
 //! Nothing is linked. The library is looked for as `MSA_HIP_LIBRARY`, under `ROCM_PATH`, `HIP_PATH` and `/opt/rocm`, and by
-//! its versioned names; it is opened once with `RTLD_NOW | RTLD_LOCAL` and never unloaded. A missing library, symbol or
+//! its versioned names, without the variables in a process with raised privileges; it is opened once with `RTLD_NOW | RTLD_LOCAL` and never unloaded. A missing library, symbol or
 //! device is a value with its reason. A process that has the runtime already passes its functions ([`Hip::over`]).
 #![allow(unsafe_code)]
 
@@ -15,9 +15,14 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use msa_core::abi::privilege::trusted_variable;
+use msa_core::backend::Stream;
 use msa_core::error::{Error, Result};
 
 use search::candidates;
+
+use crate::memory::Dropped;
+use crate::module::Modules;
 
 /// A handle of the runtime: stream, module, function, event or graph.
 pub type Handle = *mut c_void;
@@ -65,10 +70,12 @@ impl std::fmt::Display for Unavailable {
     }
 }
 
-/// The opened runtime.
+/// The opened runtime, with what was loaded into it and what waits to be freed.
 pub struct Hip {
     table: Table,
     devices: u32,
+    modules: Modules,
+    dropped: Dropped,
 }
 
 /// The runtime of this process.
@@ -77,10 +84,7 @@ pub struct Hip {
 /// Why there is none.
 pub fn runtime() -> std::result::Result<&'static Hip, Unavailable> {
     static RUNTIME: OnceLock<std::result::Result<Hip, Unavailable>> = OnceLock::new();
-    RUNTIME
-        .get_or_init(|| Hip::open(&candidates(|name| std::env::var_os(name))))
-        .as_ref()
-        .map_err(Clone::clone)
+    RUNTIME.get_or_init(|| Hip::open(&candidates(trusted_variable))).as_ref().map_err(Clone::clone)
 }
 
 impl Hip {
@@ -121,7 +125,8 @@ impl Hip {
             let code = if counted != SUCCESS { counted } else { code };
             return Err(Unavailable::NoDevice { code });
         }
-        Ok(Self { table, devices: devices as u32 })
+        let (devices, modules, dropped) = (devices as u32, Modules::default(), Dropped::default());
+        Ok(Self { table, devices, modules, dropped })
     }
 
     /// Devices of the process.
@@ -132,6 +137,20 @@ impl Hip {
     /// The functions.
     pub fn table(&self) -> &Table {
         &self.table
+    }
+
+    pub(crate) fn modules(&self) -> &Modules {
+        &self.modules
+    }
+
+    pub(crate) fn dropped(&self) -> &Dropped {
+        &self.dropped
+    }
+
+    /// Tables of dropped runs whose memory waits to be given back: dropping never waits for a device, so that it is freed when
+    /// the next run is prepared.
+    pub fn waiting_to_be_freed(&self) -> usize {
+        self.dropped.len()
     }
 
     /// An error code as an error.
@@ -212,7 +231,8 @@ impl Hip {
         Ok(Entered { hip: self, before })
     }
 
-    /// Copies between host and device, either way; waits.
+    /// Copies between host and device, either way. Waits for the default stream and those that it blocks, not for others;
+    /// to a device it may return before the bytes are there.
     ///
     /// # Safety
     /// Both ranges are valid for `bytes`.
@@ -220,6 +240,23 @@ impl Hip {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.table.hipMemcpy)(to, from, bytes, MEMCPY_DEFAULT) };
         self.check("hipMemcpy", code)
+    }
+
+    /// Enqueues a copy between host and device, either way.
+    ///
+    /// # Safety
+    /// Both ranges are valid for `bytes` until the stream has come to the copy.
+    pub(crate) unsafe fn copy_on(
+        &self,
+        stream: Stream,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+    ) -> Result<()> {
+        let stream = stream.0 as Handle;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.table.hipMemcpyAsync)(to, from, bytes, MEMCPY_DEFAULT, stream) };
+        self.check("hipMemcpyAsync", code)
     }
 }
 

@@ -3,24 +3,28 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use msa_core::error::{Error, Result};
 
 /// Embedded code objects as (file name, content); empty without `cargo xtask plugin rocm`.
 const EMBEDDED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
-/// Code objects by file name, `<source>.<arch>.hsaco`.
+/// A code object. Equal ones are loaded once, wherever they came from.
+pub(crate) type Image = Arc<Cow<'static, [u8]>>;
+
+/// Code objects by file name, `<source>.<arch>.hsaco`. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Images {
-    files: BTreeMap<String, Cow<'static, [u8]>>,
+    files: Arc<BTreeMap<String, Image>>,
 }
 
 impl Images {
     /// Those built into this library.
     pub fn embedded() -> Self {
-        Self {
-            files: EMBEDDED.iter().map(|(name, bytes)| ((*name).to_owned(), Cow::Borrowed(*bytes))).collect(),
-        }
+        let file =
+            |(name, bytes): &(&str, &'static [u8])| ((*name).to_owned(), Arc::new(Cow::Borrowed(*bytes)));
+        Self { files: Arc::new(EMBEDDED.iter().map(file).collect()) }
     }
 
     /// Those of a folder that `cargo xtask plugin rocm` wrote.
@@ -34,10 +38,10 @@ impl Images {
             let path = entry.map_err(failed)?.path();
             if path.extension().is_some_and(|extension| extension == "hsaco") {
                 let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                files.insert(name, Cow::Owned(std::fs::read(&path).map_err(failed)?));
+                files.insert(name, Arc::new(Cow::Owned(std::fs::read(&path).map_err(failed)?)));
             }
         }
-        Ok(Self { files })
+        Ok(Self { files: Arc::new(files) })
     }
 
     /// True without any code object.
@@ -46,7 +50,7 @@ impl Images {
     }
 
     /// The code object of a source for an architecture.
-    pub(crate) fn of(&self, source: &str, arch: &str) -> Option<&[u8]> {
-        self.files.get(&format!("{source}.{arch}.hsaco")).map(|bytes| &**bytes)
+    pub(crate) fn of(&self, source: &str, arch: &str) -> Option<&Image> {
+        self.files.get(&format!("{source}.{arch}.hsaco"))
     }
 }

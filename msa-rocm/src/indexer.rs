@@ -18,8 +18,10 @@
 //! of its own pages. So index keys may be replicated, or each rank may hold its own pages alone.
 
 mod launches;
+mod peers;
 mod plan;
 mod rank;
+mod selection;
 mod shared;
 
 pub use plan::{CollectiveLayout, IndexerOptions, IndexerPlan, QuerySource, Transport};

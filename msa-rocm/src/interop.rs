@@ -1,6 +1,6 @@
 //! Raw handles of the crate [`hip_rs`] as this library takes them; nothing is owned or kept.
 //!
-//! Under the feature `hip-rs`, which builds only where ROCm is installed.
+//! Under the feature `hip-rs`, which builds only where ROCm is installed, and is type-checked without it in continuous integration.
 
 use msa_core::backend::{Span, Stream};
 

@@ -6,7 +6,11 @@ mod merge;
 mod score;
 mod step;
 mod tables;
+mod validate;
 
+use std::fmt::{self, Write as _};
+
+use arrayvec::ArrayString;
 use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
 use msa_core::cache::{CacheFormat, View};
@@ -16,29 +20,43 @@ use msa_core::plan::{Plan, RowWindow};
 use msa_core::tensor::{DType, Tensor};
 use msa_core::variant::Variant;
 
-use crate::parameters::{Batch, PagedView, Parameters};
+use crate::parameters::{Batch, Block, PagedView, Parameters};
 pub use tables::{TableAddresses, Tables};
+
+/// A kernel's variant `op.formats.arch.trick`; the symbol has underscores in place of the dots. In place, because names are
+/// made for every launch.
+pub type Name = ArrayString<64>;
+
+/// The name that `text` spells. One that does not fit is cut, and no kernel has it.
+pub(crate) fn name(text: fmt::Arguments<'_>) -> Name {
+    let mut name = Name::new();
+    let _ = name.write_fmt(text);
+    name
+}
+
+/// Takes the launches of a run, one after the other.
+pub type Sink<'a> = dyn FnMut(KernelLaunch) -> Result<()> + 'a;
 
 /// One launch of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelLaunch {
     /// Source of the kernel: the stem of its code object.
     pub source: &'static str,
-    /// Variant `op.formats.arch.trick`; the symbol has underscores in place of the dots.
-    pub variant: String,
+    /// Variant.
+    pub variant: Name,
     /// Groups.
     pub grid: [u32; 3],
     /// Threads of a group.
     pub threads: u32,
     /// Parameters.
-    pub arguments: Vec<u8>,
+    pub arguments: Block,
 }
 
 impl KernelLaunch {
     /// Groups of [`THREADS`] threads of `variant`, whose code object is `source`.
     pub(crate) fn new(
         source: &'static str,
-        variant: String,
+        variant: Name,
         grid: [u32; 3],
         parameters: &dyn Parameters,
     ) -> Self {
@@ -61,50 +79,53 @@ impl KernelLaunch {
         Err(Error::invalid(format!("{}: groups", self.variant), want, self.grid[0]))
     }
 
-    /// The kernel's symbol.
-    pub fn symbol(&self) -> String {
-        self.variant.replace('.', "_")
+    /// True for a launch that only looks at what the run is given.
+    pub fn validates(&self) -> bool {
+        self.source == validate::SOURCE
     }
 }
 
-/// The launches of a run, in order. The status word is the first of the workspace and is cleared by the caller.
+/// Hands the launches of a run to `to`, in order. The status word is the first of the workspace and is cleared by the caller.
+/// Without an error nothing is allocated.
 ///
 /// # Errors
-/// An op without a kernel here, a missing argument, an address or a stride that is no multiple of 16.
+/// An op without a kernel here, a missing argument, an address or a stride that is no multiple of 16; those of `to`.
 pub fn launches(
     plan: &Plan,
     tables: &Tables,
     at: TableAddresses,
     args: &Args,
     workspace: Span,
-) -> Result<Vec<KernelLaunch>> {
+    to: &mut Sink<'_>,
+) -> Result<()> {
     let run = Run { plan, tables, at, args, workspace };
+    run.validate(to)?;
     match &plan.op {
-        Op::Select(op) => run.select(op),
-        Op::SparseDecode(op) => run.decode(op),
-        Op::Merge(op) => run.merge(op),
-        Op::SelectMerge(op) => run.select_merge(op),
-        Op::IndexScore(op) => run.index_score(op),
-        Op::Append(op) => run.append(op),
-        Op::Step(op) => run.step(op),
+        Op::Select(op) => run.select(op, to),
+        Op::SparseDecode(op) => run.decode(op, to),
+        Op::Merge(op) => run.merge(op, to),
+        Op::SelectMerge(op) => run.select_merge(op, to),
+        Op::IndexScore(op) => run.index_score(op, to),
+        Op::Append(op) => run.append(op, to),
+        Op::Step(op) => run.step(op, to),
         other => Err(unsupported(other.name())),
     }
 }
 
-/// Every kernel that a run of the plan may launch, as (source, symbol): they are loaded before the first run.
-pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, String)> {
+/// Every kernel that a run of the plan may launch, as (source, variant): they are loaded before the first run.
+pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, Name)> {
     let arch = plan.traits.arch.name();
-    let of = |source: &'static str, rest: &str| (source, format!("{source}_{}", rest.replace("ARCH", arch)));
-    let append = ["bf16", "fp8", "nvfp4"].map(|format| of("append", &format!("{format}_ARCH_row")));
-    let own = |source: &'static str| (source, plan.variant.replace('.', "_"));
+    let of = |source, formats, trick| (source, name(format_args!("{source}.{formats}.{arch}.{trick}")));
+    let append = ["bf16", "fp8", "nvfp4"].map(|format| of("append", format, "row"));
+    let own = |source: &'static str| (source, planned(plan));
     let shares = Variant::shares_pages(&plan.variant);
     let mut all = match &plan.op {
         Op::Append(_) => append.to_vec(),
         Op::Step(op) => {
-            let score = score::kernel_name(&op.index, arch).replace('.', "_");
-            let decode = decode::kernel_name(&op.attention, arch).replace('.', "_");
+            let score = score::kernel_name(&op.index, arch);
+            let decode = decode::kernel_name(&op.attention, arch);
             let mut all =
-                vec![("index_score", score), of("select", "f32_ARCH_radix"), ("sparse_decode", decode)];
+                vec![("index_score", score), of("select", "f32", "radix"), ("sparse_decode", decode)];
             all.extend(if op.appends { append.to_vec() } else { Vec::new() });
             all
         }
@@ -112,12 +133,20 @@ pub fn kernels(plan: &Plan, tables: &Tables) -> Vec<(&'static str, String)> {
         op => vec![own(op.name())],
     };
     if shares {
-        all.push(of("share_pages", "i32_ARCH_sort"));
+        all.push(of("share_pages", "i32", "sort"));
     }
     if shares || (tables.splits > 1 && matches!(plan.op, Op::SparseDecode(_) | Op::Step(_))) {
-        all.push(of("merge", "f32_ARCH_lse"));
+        all.push(of("merge", "f32", "lse"));
+    }
+    if validate::validates(plan) {
+        all.extend(validate::names(arch).map(|name| (validate::SOURCE, name)));
     }
     all
+}
+
+/// The plan's own variant.
+fn planned(plan: &Plan) -> Name {
+    name(format_args!("{}", plan.variant))
 }
 
 fn unsupported(op: &'static str) -> Error {
@@ -168,7 +197,7 @@ impl Run<'_> {
         Ok(Batch {
             block_table: table.map_or(0, |table| table.address),
             kv_lengths: lengths.address,
-            query_offsets: self.tensor(Role::QueryOffsets)?.address,
+            query_offsets: self.query_offsets()?,
             positions: self.optional(Role::Positions),
             bounds: self.at.parts + self.tables.bounds_at,
             status: self.workspace.address,

@@ -13,7 +13,8 @@
 //! interpreter and a GPU run alike. Several GPUs share the work of the index in [`indexer`].
 //!
 //! The feature `hip-rs` adds conversions from the handles of the crate of that name. It is off, and builds only where ROCm is
-//! installed, because that crate links it and reads its headers; nobody has built it yet. Do not use `--all-features`.
+//! installed, because that crate links it and reads its headers. Continuous integration type-checks it with stand-ins for those
+//! headers; nobody has linked or run it yet. Do not use `--all-features`.
 
 mod backend;
 mod context;
@@ -23,6 +24,7 @@ pub mod indexer;
 #[cfg(feature = "hip-rs")]
 pub mod interop;
 pub mod launch;
+mod memory;
 mod module;
 pub mod parameters;
 pub mod plugin;

@@ -3,16 +3,16 @@
 #![allow(unsafe_code)]
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use msa_core::backend::{Memory, Stream};
 use msa_core::device::Arch;
 use msa_core::error::Result;
 
-use crate::context::{Context, Uploaded};
+use crate::context::{Context, Ready};
 use crate::hip::Hip;
 use crate::images::Images;
-use crate::launch::KernelLaunch;
+use crate::launch::{KernelLaunch, name};
+use crate::memory::Uploaded;
 use crate::parameters::Bytes;
 
 /// Kernels of `kernels/probe.cpp`, as (formats, trick). The last one has no model in the interpreter.
@@ -33,10 +33,10 @@ const ACCUMULATOR: usize = 16;
 /// # Errors
 /// An architecture without kernels, code objects without the probe, the runtime's errors.
 pub fn record(hip: &'static Hip, ordinal: u32, images: Images, kernels: &[(&str, &str)]) -> Result<String> {
-    let (name, architecture, _, _) = hip.describe_device(ordinal)?;
+    let (product, architecture, _, _) = hip.describe_device(ordinal)?;
     let arch = Arch::from_name(&architecture)?;
-    let context = Arc::new(Context::new(hip, ordinal, arch, Arc::new(images)));
-    let mut text = format!("# {name} {architecture}\n");
+    let context = Context::new(hip, ordinal, arch, images);
+    let mut text = format!("# {product} {architecture}\n");
     for (number, (formats, trick)) in kernels.iter().enumerate() {
         let inputs = Inputs::new(number as u64, formats);
         let [a, b, c] = [&inputs.a, &inputs.b, &inputs.c].map(|bytes| Uploaded::new(&context, bytes));
@@ -47,15 +47,14 @@ pub fn record(hip: &'static Hip, ordinal: u32, images: Images, kernels: &[(&str,
         arguments.wide(&[a.address, b.address, c.address, d.address]);
         let launch = KernelLaunch {
             source: "probe",
-            variant: format!("probe.{formats}.{}.{trick}", arch.name()),
+            variant: name(format_args!("probe.{formats}.{}.{trick}", arch.name())),
             grid: [CASES as u32, 1, 1],
             threads: LANES as u32,
             arguments: arguments.finish(),
         };
-        context.load([("probe", launch.symbol())])?;
+        let ready = Ready::new(&context, "msa probe", [("probe", launch.variant)])?;
         // SAFETY: the addresses are those of the tables above, which the kernel's indices do not leave.
-        unsafe { context.enqueue("msa probe", Stream(0), status.address, std::slice::from_ref(&launch)) }?;
-        context.synchronize(Stream(0))?;
+        unsafe { context.enqueue(&ready, Stream(0), status.address, &|to| to(launch.clone())) }?;
         let mut outputs = vec![0; inputs.c.len()];
         context.read(d.address, &mut outputs)?;
         inputs.print(&mut text, &launch.variant, &outputs);

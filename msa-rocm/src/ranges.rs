@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use msa_core::abi::privilege::trusted_variable;
 
 /// Names of the library, that of rocprofiler-sdk first.
 const NAMES: [&str; 4] =
@@ -17,18 +18,30 @@ struct Roctx {
     pop: unsafe extern "C" fn() -> c_int,
 }
 
+/// A name for ranges, with the library that is told of them: both are found when a run is prepared.
+pub(crate) struct RangeName {
+    library: Option<&'static Roctx>,
+    name: CString,
+}
+
 /// A range that ends when it is dropped.
 pub(crate) struct Range(Option<&'static Roctx>);
 
-impl Range {
-    /// Begins a range of this thread.
+impl RangeName {
+    /// A name; one that holds a zero, which no variant does, is empty.
     pub(crate) fn new(name: &str) -> Self {
         static LIBRARY: OnceLock<Option<Roctx>> = OnceLock::new();
-        let library = LIBRARY.get_or_init(|| Roctx::open(&candidates(std::env::var_os("MSA_ROCTX_LIBRARY"))));
-        let (Some(roctx), Ok(name)) = (library, CString::new(name)) else { return Self(None) };
-        // SAFETY: the text ends with a zero and is copied by the library.
-        unsafe { (roctx.push)(name.as_ptr()) };
-        Self(Some(roctx))
+        let library = LIBRARY.get_or_init(|| Roctx::open(&candidates(trusted_variable("MSA_ROCTX_LIBRARY"))));
+        Self { library: library.as_ref(), name: CString::new(name).unwrap_or_default() }
+    }
+
+    /// Begins a range of this thread.
+    pub(crate) fn begin(&self) -> Range {
+        if let Some(roctx) = self.library {
+            // SAFETY: the text ends with a zero and is copied by the library.
+            unsafe { (roctx.push)(self.name.as_ptr()) };
+        }
+        Range(self.library)
     }
 }
 

@@ -43,172 +43,60 @@ macro_rules! row {
     };
 }
 
+/// An `index_score` of `$formats`, which `$need` describes.
+macro_rules! score {
+    ($text:literal, $arch:ident, $formats:literal, $trick:literal, $arithmetic:expr, $need:expr) => {
+        row!("index_score", IndexScore, $formats, $text, $arch, $trick, $arithmetic, &[SHAPE, $need, FOLDED])
+    };
+}
+
+/// A `sparse_decode` of `$formats`, which `$need` describes.
+macro_rules! decode {
+    ($text:literal, $arch:ident, $formats:literal, $trick:literal, $arithmetic:expr, $need:expr) => {
+        row!(
+            "sparse_decode",
+            SparseDecode,
+            $formats,
+            $text,
+            $arch,
+            $trick,
+            $arithmetic,
+            &[SHAPE, GROUP, $need, FOLDED, OUTPUT]
+        )
+    };
+}
+
 /// Kernels have the same sources on both architectures; what the needs call FP8 is that of `$fp8`: FNUZ on gfx942.
-/// `$fp8_arithmetic`, `$mixed`, `$bf16`: FP8 queries; bf16 queries over FP8 values; bf16 throughout.
+/// `$narrow`, `$mixed`, `$wide`: the arithmetic of FP8 queries; of bf16 queries over FP8 values; of bf16 throughout.
 ///
 /// A step is named by its queries; `q16kv16` is that with a bf16 KV cache.
 macro_rules! list {
-    ($list:ident, $arch:ident, $text:literal, $fp8:ident, $fp8_arithmetic:literal, $mixed:literal, $bf16:literal) => {
+    ($list:ident, $arch:ident, $text:literal, $fp8:ident, $narrow:literal, $mixed:literal, $wide:literal) => {
         const $list: &[Variant] = &[
             row!("append", Append, "nvfp4", $text, $arch, "row", "f32", &[HEADS, $fp8::APPEND, APPEND4]),
             row!("append", Append, "fp8", $text, $arch, "row", "f32", &[HEADS, $fp8::APPEND, $fp8::APPEND8]),
             row!("append", Append, "bf16", $text, $arch, "row", "f32", &[HEADS, $fp8::APPEND, APPEND16]),
-            row!(
-                "index_score",
-                IndexScore,
-                "q8k4",
-                $text,
-                $arch,
-                "lut",
-                $fp8_arithmetic,
-                &[SHAPE, $fp8::INDEX_Q8K4, FOLDED]
-            ),
-            row!(
-                "index_score",
-                IndexScore,
-                "q8k8",
-                $text,
-                $arch,
-                "mfma",
-                $fp8_arithmetic,
-                &[SHAPE, $fp8::INDEX_Q8K8, FOLDED]
-            ),
-            row!(
-                "index_score",
-                IndexScore,
-                "q16k4",
-                $text,
-                $arch,
-                "lut",
-                $mixed,
-                &[SHAPE, INDEX_Q16K4, FOLDED]
-            ),
-            row!(
-                "index_score",
-                IndexScore,
-                "q16k8",
-                $text,
-                $arch,
-                "mfma",
-                $mixed,
-                &[SHAPE, $fp8::INDEX_Q16K8, FOLDED]
-            ),
-            row!(
-                "index_score",
-                IndexScore,
-                "q16k16",
-                $text,
-                $arch,
-                "mfma",
-                $bf16,
-                &[SHAPE, INDEX_Q16K16, FOLDED]
-            ),
+            score!($text, $arch, "q8k4", "lut", $narrow, $fp8::INDEX_Q8K4),
+            score!($text, $arch, "q8k8", "mfma", $narrow, $fp8::INDEX_Q8K8),
+            score!($text, $arch, "q16k4", "lut", $mixed, INDEX_Q16K4),
+            score!($text, $arch, "q16k8", "mfma", $mixed, $fp8::INDEX_Q16K8),
+            score!($text, $arch, "q16k16", "mfma", $wide, INDEX_Q16K16),
             row!("select", Select, "f32", $text, $arch, "radix", "f32", &[BLOCK, SELECT]),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q8kv4",
-                $text,
-                $arch,
-                "lut",
-                $fp8_arithmetic,
-                &[SHAPE, GROUP, $fp8::Q8KV4, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q8kv8",
-                $text,
-                $arch,
-                "mfma",
-                $fp8_arithmetic,
-                &[SHAPE, GROUP, $fp8::Q8KV8, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q16kv4",
-                $text,
-                $arch,
-                "lut",
-                $mixed,
-                &[SHAPE, GROUP, Q16KV4, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q16kv8",
-                $text,
-                $arch,
-                "mfma",
-                $mixed,
-                &[SHAPE, GROUP, $fp8::Q16KV8, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q16kv16",
-                $text,
-                $arch,
-                "mfma",
-                $bf16,
-                &[SHAPE, GROUP, Q16KV16, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q8kv4",
-                $text,
-                $arch,
-                "shared",
-                $fp8_arithmetic,
-                &[SHAPE, GROUP, $fp8::Q8KV4, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q8kv8",
-                $text,
-                $arch,
-                "shared",
-                $fp8_arithmetic,
-                &[SHAPE, GROUP, $fp8::Q8KV8, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q16kv4",
-                $text,
-                $arch,
-                "shared",
-                $mixed,
-                &[SHAPE, GROUP, Q16KV4, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q16kv8",
-                $text,
-                $arch,
-                "shared",
-                $mixed,
-                &[SHAPE, GROUP, $fp8::Q16KV8, FOLDED, OUTPUT]
-            ),
-            row!(
-                "sparse_decode",
-                SparseDecode,
-                "q16kv16",
-                $text,
-                $arch,
-                "shared",
-                $bf16,
-                &[SHAPE, GROUP, Q16KV16, FOLDED, OUTPUT]
-            ),
+            decode!($text, $arch, "q8kv4", "lut", $narrow, $fp8::Q8KV4),
+            decode!($text, $arch, "q8kv8", "mfma", $narrow, $fp8::Q8KV8),
+            decode!($text, $arch, "q16kv4", "lut", $mixed, Q16KV4),
+            decode!($text, $arch, "q16kv8", "mfma", $mixed, $fp8::Q16KV8),
+            decode!($text, $arch, "q16kv16", "mfma", $wide, Q16KV16),
+            decode!($text, $arch, "q8kv4", "shared", $narrow, $fp8::Q8KV4),
+            decode!($text, $arch, "q8kv8", "shared", $narrow, $fp8::Q8KV8),
+            decode!($text, $arch, "q16kv4", "shared", $mixed, Q16KV4),
+            decode!($text, $arch, "q16kv8", "shared", $mixed, $fp8::Q16KV8),
+            decode!($text, $arch, "q16kv16", "shared", $wide, Q16KV16),
             row!("merge", Merge, "f32", $text, $arch, "lse", "f32", &[MERGE]),
             row!("select_merge", SelectMerge, "u64", $text, $arch, "count", "f32", &[SELECT_MERGE]),
-            row!("step", Step, "q8", $text, $arch, "chain", $fp8_arithmetic, &[SHAPE, STEP, $fp8::STEP_Q8]),
+            row!("step", Step, "q8", $text, $arch, "chain", $narrow, &[SHAPE, STEP, $fp8::STEP_Q8]),
             row!("step", Step, "q16", $text, $arch, "chain", $mixed, &[SHAPE, STEP, $fp8::STEP_Q16]),
-            row!("step", Step, "q16kv16", $text, $arch, "chain", $bf16, &[SHAPE, STEP, $fp8::STEP_Q16KV16]),
+            row!("step", Step, "q16kv16", $text, $arch, "chain", $wide, &[SHAPE, STEP, $fp8::STEP_Q16KV16]),
         ];
     };
 }
@@ -220,7 +108,7 @@ list!(GFX950, Gfx950, "gfx950", ocp, "cdna4_decode", "cdna4_decode_mixed", "cdna
 mod tests {
     use super::*;
     use msa_core::cache::CacheFormat;
-    use msa_core::op::{Attention, IndexScore, Op};
+    use msa_core::op::{Append, Attention, IndexScore, Merge, Op, Quantiser};
     use msa_core::tensor::DType;
     use msa_core::variant::{Support, support};
 
@@ -260,6 +148,21 @@ mod tests {
                 assert!(reasons.iter().any(|reason| reason.contains("fp8")), "{reasons:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_other_quantiser_is_refused_with_its_reason_and_f16_outputs_are_taken() {
+        let append =
+            |quantiser| Op::Append(Append { kv: CacheFormat::Nvfp4, quantiser, ..Append::default() });
+        assert!(support(GFX950, &append(Quantiser::Vendor)).is_yes());
+        let Support::No { reasons } = support(GFX950, &append(Quantiser::Reciprocal)) else {
+            panic!("taken")
+        };
+        assert!(reasons.iter().all(|reason| reason.contains("NVIDIA")), "{reasons:?}");
+        let mut op = Attention { query: DType::Bf16, cache: CacheFormat::Nvfp4, ..Attention::default() };
+        op.output.dtype = DType::F16;
+        assert!(support(GFX950, &Op::SparseDecode(op)).is_yes());
+        assert!(support(GFX942, &Op::Merge(Merge { output: DType::F16, ..Merge::default() })).is_yes());
     }
 
     #[test]

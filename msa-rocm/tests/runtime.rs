@@ -18,17 +18,34 @@ fn library(folder: &Path, name: &str, functions: &[&str]) -> Option<PathBuf> {
         other => format!("int {other}() {{ return 0; }}\n"),
     };
     std::fs::write(&source, functions.iter().map(body).collect::<String>()).unwrap();
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&path).arg(&source).status();
-    match built {
+    let required = std::env::var_os("MSA_REQUIRE_KERNELS").is_some();
+    compiled("cc", &source, &path, required).then_some(path)
+}
+
+/// False without a compiler, which is a failure where one is required.
+fn compiled(compiler: &str, source: &Path, path: &Path, required: bool) -> bool {
+    let mut command = Command::new(compiler);
+    match command.args(["-shared", "-fPIC", "-w", "-o"]).arg(path).arg(source).status() {
         Ok(status) => {
-            assert!(status.success(), "cc: {status}");
-            Some(path)
+            assert!(status.success(), "{command:?}: {status}");
+            true
         }
         Err(error) => {
+            assert!(
+                !required,
+                "the C compiler `{compiler}` is needed where MSA_REQUIRE_KERNELS is set: {error}"
+            );
             println!("skipped: no C compiler: {error}");
-            None
+            false
         }
     }
+}
+
+#[test]
+fn a_compiler_that_is_missing_is_skipped_or_a_failure() {
+    let none = Path::new("none");
+    assert!(!compiled("no-such-compiler", none, none, false));
+    assert!(std::panic::catch_unwind(|| compiled("no-such-compiler", none, none, true)).is_err());
 }
 
 fn folder(name: &str) -> PathBuf {

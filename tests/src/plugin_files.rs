@@ -96,10 +96,18 @@ pub fn compile_c(source: &Path, output: &Path, arguments: &[&str]) {
 }
 
 /// True if there is a C++ compiler; where there is none, its tests say that they prove nothing.
+///
+/// # Panics
+/// Without one where `MSA_REQUIRE_KERNELS` is set, as in continuous integration.
 pub fn has_cpp() -> bool {
-    let found = Command::new("c++").arg("--version").output().is_ok();
+    has_compiler("c++", std::env::var_os("MSA_REQUIRE_KERNELS").is_some())
+}
+
+fn has_compiler(name: &str, required: bool) -> bool {
+    let found = Command::new(name).arg("--version").output().is_ok();
+    assert!(found || !required, "the compiler `{name}` is needed where MSA_REQUIRE_KERNELS is set");
     if !found {
-        println!("skipped: there is no C++ compiler `c++`");
+        println!("skipped: there is no compiler `{name}`");
     }
     found
 }
@@ -138,4 +146,15 @@ pub fn hostile(folder: &Path, stem: &str, definitions: &[&str]) -> PathBuf {
     arguments.extend(flags.iter().map(String::as_str));
     compile_c(&fixture("hostile.c"), &library, &arguments);
     library
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_compiler;
+
+    #[test]
+    fn a_compiler_that_is_missing_is_skipped_or_a_failure() {
+        assert!(!has_compiler("no-such-compiler", false));
+        assert!(std::panic::catch_unwind(|| has_compiler("no-such-compiler", true)).is_err());
+    }
 }

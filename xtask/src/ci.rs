@@ -1,6 +1,8 @@
 //! `cargo xtask ci`: every check, in order, each with its wall time; the first failure ends the run.
 
 mod border;
+mod hip;
+mod hip_rs;
 mod toolchain;
 
 use std::ffi::OsString;
@@ -72,6 +74,7 @@ const STEPS: &[Step] = &[
     Step { name: "rocm", work: Work::Call(rocm_step) },
     Step { name: "cuda", work: Work::Call(cuda_step) },
     Step { name: "census", work: Work::Call(census_step) },
+    Step { name: "hip", work: Work::Call(hip::unpack) },
     // Before the tests, which load the plugins that it makes.
     Step { name: "dist", work: Work::Call(dist_step) },
     Step { name: "test", work: Work::Test },
@@ -82,6 +85,7 @@ const STEPS: &[Step] = &[
             variable: Some(("RUSTDOCFLAGS", "-D warnings")),
         },
     },
+    Step { name: "hip-rs", work: Work::Call(hip_rs::check) },
     Step { name: "codegen", work: Work::Call(codegen_step) },
     Step { name: "tidy", work: Work::Call(tidy_step) },
     Step { name: "aarch64", work: Work::Call(check_aarch64) },
@@ -218,10 +222,14 @@ fn census_step(root: &Path) -> Result<Outcome, String> {
 
 /// Kernels were just built: a test that misses them must not pass. Tests for a GPU run under its plans on the reference where
 /// nothing else is said.
-fn test_variables(root: &Path) -> [(&'static str, OsString); 3] {
+fn test_variables(root: &Path) -> Vec<(&'static str, OsString)> {
     let images = crate::cuda::output_folder(root).into_os_string();
     let device = std::env::var_os("MSA_TEST_DEVICE").unwrap_or_else(|| "as:sm90a".into());
-    [("MSA_REQUIRE_KERNELS", "1".into()), ("MSA_CUDA_KERNELS", images), ("MSA_TEST_DEVICE", device)]
+    let mut variables =
+        vec![("MSA_REQUIRE_KERNELS", "1".into()), ("MSA_CUDA_KERNELS", images), ("MSA_TEST_DEVICE", device)];
+    // Where AMD's runtime was unpacked, the test that opens it must.
+    variables.extend(hip::unpacked(root).map(|folder| ("MSA_HIP_RUNTIME", folder.into_os_string())));
+    variables
 }
 
 fn tidy_step(root: &Path) -> Result<Outcome, String> {
@@ -279,6 +287,13 @@ mod tests {
         assert_eq!(chosen(&["border", "dist"]), Ok(vec!["dist", "border"]));
         assert_eq!(chosen(&[]).map(|all| all.len()), Ok(STEPS.len()));
         assert!(chosen(&["dist", "lunch"]).is_err_and(|text| text.ends_with(", package, got lunch")));
+    }
+
+    /// The feature hip-rs of msa-rocm cannot be linked without ROCm.
+    #[test]
+    fn no_step_asks_for_all_features() {
+        let asks = |step: &Step| step.heading().contains("--all-features");
+        assert!(!STEPS.iter().any(asks) && STEPS.iter().any(|step| step.name == "hip-rs"));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Which tensors an operation takes: one table that checks, documents and crosses the plugin ABI.
 
+use std::fmt;
+
 use super::{Args, Role};
-use crate::error::{Error, Result, require};
+use crate::error::{Error, Result, require, require_at};
 use crate::geometry::Geometry;
 use crate::lengths::Lengths;
 use crate::op::{Append, Attention, IndexScore, Merge, MergeDomain, Op, Select, SelectMerge, Step};
@@ -59,6 +61,61 @@ pub struct Extents {
     pub states: u64,
 }
 
+/// The contract of a plan, made once, so that checking the arguments of a run allocates nothing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Contract {
+    op: Op,
+    specs: Vec<ArgSpec>,
+    most_rows: u64,
+    most_requests: u64,
+}
+
+impl Contract {
+    /// The arguments of `op` within the bounds that it is planned for.
+    pub fn new(op: &Op, lengths: &Lengths) -> Self {
+        Self::of_specs(op, contract(op, lengths), lengths)
+    }
+
+    /// Other arguments over the caches of `op`, for what is made of several ops.
+    pub fn of_specs(op: &Op, specs: Vec<ArgSpec>, lengths: &Lengths) -> Self {
+        let (most_rows, most_requests) = (lengths.rows(), lengths.requests().len() as u64);
+        Self { op: op.clone(), specs, most_rows, most_requests }
+    }
+
+    /// Checks every tensor and cache. The error names the tensor and the axis; nothing is read, written or, without an
+    /// error, allocated.
+    ///
+    /// # Errors
+    /// The first argument that is missing or does not fit.
+    pub fn check(&self, args: &Args) -> Result<Extents> {
+        let (op, mut seen) = (&self.op, Seen::default());
+        for spec in &self.specs {
+            match args.tensor(spec.role) {
+                Some(tensor) => check_tensor(spec, tensor, &mut seen)?,
+                None if spec.required => {
+                    return Err(Error::Missing { op: op.name(), role: spec.role.name() });
+                }
+                None => {}
+            }
+        }
+        let known = |role: Role| self.specs.iter().any(|spec| spec.role == role);
+        if let Some((role, _)) = args.tensors().iter().find(|(role, _)| !known(*role)) {
+            let want = format_args!("no such argument of {}", op.name());
+            return Err(Error::invalid(role.name(), want, "a tensor"));
+        }
+        args.check_query_pairs(op)?;
+        args.check_caches(op)?;
+        args.check_outputs_apart(&self.specs)?;
+        let (rows, requests) = (seen.rows.unwrap_or(0), seen.requests.unwrap_or(0));
+        let most = |bound: u64, got: u64, field: &str| {
+            require(got <= bound, field, format_args!("at most the plan's {bound}"), got)
+        };
+        most(self.most_rows, rows, "rows")?;
+        most(self.most_requests, requests, "requests")?;
+        Ok(Extents { rows, requests, states: seen.states.unwrap_or(0) })
+    }
+}
+
 /// Arguments of `op`, given the bounds it is planned for.
 pub fn contract(op: &Op, lengths: &Lengths) -> Vec<ArgSpec> {
     match op {
@@ -74,34 +131,9 @@ pub fn contract(op: &Op, lengths: &Lengths) -> Vec<ArgSpec> {
 
 impl Args {
     /// Checks every tensor and cache against the contract. The error names the tensor and the axis; nothing is read
-    /// or written.
+    /// or written. What runs often keeps a [`Contract`] instead.
     pub fn check(&self, op: &Op, lengths: &Lengths) -> Result<Extents> {
-        let specs = contract(op, lengths);
-        let mut seen = Seen::default();
-        for spec in &specs {
-            match self.tensor(spec.role) {
-                Some(tensor) => check_tensor(spec, tensor, &mut seen)?,
-                None if spec.required => {
-                    return Err(Error::Missing { op: op.name(), role: spec.role.name() });
-                }
-                None => {}
-            }
-        }
-        if let Some((role, _)) = self.tensors().iter().find(|(r, _)| specs.iter().all(|s| s.role != *r)) {
-            return Err(Error::invalid(
-                role.name(),
-                format!("no such argument of {}", op.name()),
-                "a tensor",
-            ));
-        }
-        self.check_query_pairs(op)?;
-        self.check_caches(op)?;
-        self.check_outputs_apart(&specs)?;
-        let (rows, requests) = (seen.rows.unwrap_or(0), seen.requests.unwrap_or(0));
-        require(rows <= lengths.rows(), "rows", format!("at most the plan's {}", lengths.rows()), rows)?;
-        let most = lengths.requests().len() as u64;
-        require(requests <= most, "requests", format!("at most the plan's {most}"), requests)?;
-        Ok(Extents { rows, requests, states: seen.states.unwrap_or(0) })
+        Contract::new(op, lengths).check(self)
     }
 
     /// `append` takes a query with its output or neither: tokens whose queries nobody needs are inserted alone.
@@ -117,7 +149,7 @@ impl Args {
         for (source, output) in [(Role::QuerySource, Role::Query), (Role::IndexQuerySource, Role::IndexQuery)]
         {
             let (from, to) = (self.tensor(source).is_some(), self.tensor(output).is_some());
-            require(from == to, output.name(), format!("passed exactly if '{}' is", source.name()), to)?;
+            require(from == to, output.name(), format_args!("passed exactly if '{}' is", source.name()), to)?;
         }
         Ok(())
     }
@@ -149,7 +181,7 @@ impl Args {
                 require(
                     apart,
                     out.role.name(),
-                    format!("memory apart from '{}'", other.role.name()),
+                    format_args!("memory apart from '{}'", other.role.name()),
                     "an overlap",
                 )?;
             }
@@ -193,37 +225,52 @@ struct Seen {
 
 fn check_tensor(spec: &ArgSpec, tensor: &Tensor, seen: &mut Seen) -> Result<()> {
     let name = spec.role.name();
-    require(tensor.dtype == spec.dtype, &format!("{name}.dtype"), spec.dtype, tensor.dtype)?;
+    require_at(tensor.dtype == spec.dtype, format_args!("{name}.dtype"), spec.dtype, tensor.dtype)?;
     let rank = spec.axes.len();
-    require(tensor.shape().len() == rank, &format!("{name}.rank"), rank, tensor.shape().len())?;
+    require_at(tensor.shape().len() == rank, format_args!("{name}.rank"), rank, tensor.shape().len())?;
     for (axis, rule) in spec.axes.iter().enumerate() {
-        let (field, got) = (format!("{name}.shape[{axis}]"), tensor.extent(axis));
+        let (field, got) = (Place { name, axis }, tensor.extent(axis));
         match *rule {
-            Axis::Rows => agree(&mut seen.rows, got, &field, "rows")?,
-            Axis::Requests => agree(&mut seen.requests, got, &field, "requests")?,
+            Axis::Rows => agree(&mut seen.rows, got, field, "rows")?,
+            Axis::Requests => agree(&mut seen.requests, got, field, "requests")?,
             Axis::Offsets => {
-                require(got >= 1, &field, "requests + 1", got)?;
-                agree(&mut seen.requests, got - 1, &field, "requests")?;
+                require_at(got >= 1, field, "requests + 1", got)?;
+                agree(&mut seen.requests, got - 1, field, "requests")?;
             }
-            Axis::Exactly(n) => require(got == n, &field, n, got)?,
-            Axis::AtLeast(n) => require(got >= n, &field, format!("at least {n}"), got)?,
+            Axis::Exactly(n) => require_at(got == n, field, n, got)?,
+            Axis::AtLeast(n) => require_at(got >= n, field, format_args!("at least {n}"), got)?,
             Axis::States(most) => {
-                require((1..=most).contains(&got), &field, format!("1 to {most} states"), got)?;
-                agree(&mut seen.states, got, &field, "states")?;
+                require_at((1..=most).contains(&got), field, format_args!("1 to {most} states"), got)?;
+                agree(&mut seen.states, got, field, "states")?;
             }
         }
     }
     let aligned = tensor.address.is_multiple_of(tensor.dtype.bytes())
         && tensor.strides().iter().all(|s| s.is_multiple_of(tensor.dtype.bytes()));
-    let want = format!("address and strides multiples of {} bytes", tensor.dtype.bytes());
-    require(aligned, name, want, tensor)?;
+    let bytes = tensor.dtype.bytes();
+    require(aligned, name, format_args!("address and strides multiples of {bytes} bytes"), tensor)?;
     let null = tensor.address == 0 && !tensor.is_empty();
-    require(!null, &format!("{name}.address"), "an address", "null")
+    require_at(!null, format_args!("{name}.address"), "an address", "null")
 }
 
-fn agree(seen: &mut Option<u64>, got: u64, field: &str, what: &str) -> Result<()> {
+/// `scores.shape[2]`
+#[derive(Clone, Copy)]
+struct Place {
+    name: &'static str,
+    axis: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.shape[{}]", self.name, self.axis)
+    }
+}
+
+fn agree(seen: &mut Option<u64>, got: u64, field: Place, what: &str) -> Result<()> {
     match *seen {
-        Some(want) => require(got == want, field, format!("{want} {what} as in the tensors before"), got),
+        Some(want) => {
+            require_at(got == want, field, format_args!("{want} {what} as in the tensors before"), got)
+        }
         None => {
             *seen = Some(got);
             Ok(())

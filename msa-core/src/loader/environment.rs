@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 
 use super::report::{Refusal, Report};
 use crate::abi::Policy;
+use crate::abi::privilege::is_privileged;
 
 /// Variable that lists folders and libraries, separated by colons.
 pub const PLUGIN_PATH_VARIABLE: &str = "MSA_PLUGIN_PATH";
@@ -64,33 +65,6 @@ impl Environment {
 fn target_folder(folder: &Path) -> Option<&Path> {
     let of_profile = |folder: &&Path| folder.join(".fingerprint").is_dir();
     folder.ancestors().take(2).find(of_profile)?.parent()
-}
-
-/// True for set-uid, set-gid and file-capability programs.
-fn is_privileged() -> bool {
-    unsafe extern "C" {
-        safe fn getuid() -> u32;
-        safe fn geteuid() -> u32;
-        safe fn getgid() -> u32;
-        safe fn getegid() -> u32;
-    }
-    getuid() != geteuid() || getgid() != getegid() || runs_secure()
-}
-
-/// What the kernel told the dynamic linker, capabilities included.
-#[cfg(target_os = "linux")]
-fn runs_secure() -> bool {
-    /// Number of the entry in the auxiliary vector (`elf.h` of Linux).
-    const AT_SECURE: u64 = 23;
-    unsafe extern "C" {
-        safe fn getauxval(kind: u64) -> u64;
-    }
-    getauxval(AT_SECURE) != 0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn runs_secure() -> bool {
-    false
 }
 
 #[cfg(test)]

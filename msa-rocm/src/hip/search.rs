@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Versions of the runtime, newest first; driver-only machines have no name without one.
 const NAMES: [&str; 4] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
 
-/// Paths and names in the order in which they are tried; `variable` reads the environment.
+/// Paths and names in the order in which they are tried; `variable` reads the environment, as far as it is trusted.
 pub(super) fn candidates(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     if let Some(path) = variable("MSA_HIP_LIBRARY") {
         return vec![path.into()];

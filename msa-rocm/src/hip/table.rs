@@ -70,13 +70,16 @@ table! {
         hipMalloc(*mut u64, usize);
         hipFree(u64);
         hipMemcpy(*mut c_void, *const c_void, usize, c_int);
+        hipMemcpyAsync(*mut c_void, *const c_void, usize, c_int, Handle);
         hipMemsetD32Async(u64, c_int, usize, Handle);
         hipStreamSynchronize(Handle);
+        hipDeviceSynchronize();
     }
     offered {
         hipGetDevicePropertiesR0600(*mut c_void, c_int);
         hipGetDeviceProperties(*mut c_void, c_int);
         hipStreamCreate(*mut Handle);
+        hipStreamCreateWithFlags(*mut Handle, c_uint);
         hipStreamDestroy(Handle);
         hipEventCreate(*mut Handle);
         hipEventRecord(Handle, Handle);

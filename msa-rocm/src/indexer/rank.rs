@@ -1,27 +1,29 @@
 //! A rank ready to run.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
-
-use msa_core::args::{Args, Role};
+use msa_core::args::{Access, ArgSpec, Args, Axis, Contract, Role, contract};
 use msa_core::backend::{Span, Status, Stream};
 use msa_core::device::Arch;
-use msa_core::error::{Error, Result, require};
-use msa_core::lengths::Lengths;
-use msa_core::tensor::{DType, Tensor};
+use msa_core::error::{Result, require};
+use msa_core::tensor::DType;
 
-use super::launches::{PeerAddresses, Run, kernels, peer_tables};
+use super::launches::{Run, kernels};
+use super::peers::{PeerAddresses, peer_tables};
 use super::plan::{IndexerPlan, QuerySource, Transport};
-use crate::context::{Context, Uploaded, check_workspace};
+use crate::context::{Context, Ready, check_workspace};
 use crate::hip::Hip;
 use crate::images::Images;
 use crate::launch::{KernelLaunch, TableAddresses, Tables};
+use crate::memory::Uploaded;
 
 /// An indexer's plan with its tables on the device. It must outlive the work and the graphs that it was enqueued into.
 pub struct IndexerRank {
     plan: IndexerPlan,
-    lengths: Lengths,
-    context: Arc<Context>,
+    contract: Contract,
+    context: Context,
+    whole: Ready,
+    /// The halves around a collective.
+    halves: [Ready; 2],
     tables: Tables,
     parts: Uploaded,
     magnitudes: Uploaded,
@@ -57,7 +59,7 @@ impl IndexerRank {
             "addresses at multiples of 256, not 0",
             format!("{ranks:x?}"),
         )?;
-        let context = Arc::new(Context::new(hip, ordinal, arch, Arc::new(images)));
+        let context = Context::new(hip, ordinal, arch, images);
         let tables = Tables::of(&plan.score);
         let upload = |words: Vec<u64>| {
             Uploaded::new(&context, &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())
@@ -65,12 +67,19 @@ impl IndexerRank {
         let peers = if world == 0 { Default::default() } else { peer_tables(plan, ranks) };
         let [queries, keys, flags, head_scores] = peers;
         let peers = [upload(queries)?, upload(keys)?, upload(flags)?, upload(head_scores)?];
-        let parts = Uploaded::new(&context, &tables.parts)?;
-        let magnitudes = Uploaded::new(&context, &tables.magnitudes)?;
-        context.load(kernels(plan))?;
-        let shared = ranks.get(plan.options.rank as usize).copied().unwrap_or(0);
-        let (lengths, plan) = (plan.score.lengths()?, plan.clone());
-        Ok(Self { plan, lengths, context, tables, parts, magnitudes, peers, shared })
+        let ready = |range| Ready::new(&context, range, kernels(plan));
+        Ok(Self {
+            contract: contract_of(plan)?,
+            whole: ready("msa indexer")?,
+            halves: [ready("msa indexer keys")?, ready("msa indexer merge")?],
+            parts: Uploaded::new(&context, &tables.parts)?,
+            magnitudes: Uploaded::new(&context, &tables.magnitudes)?,
+            shared: ranks.get(plan.options.rank as usize).copied().unwrap_or(0),
+            plan: plan.clone(),
+            context,
+            tables,
+            peers,
+        })
     }
 
     /// The plan.
@@ -89,9 +98,9 @@ impl IndexerRank {
     /// As for [`msa_core::backend::Prepared::enqueue`]; the shared memory of every rank is mapped, was zero before its first
     /// run, and is used by runs of one group of ranks alone.
     pub unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
-        let launches = self.run(args, workspace)?.whole()?;
+        let run = self.run(args, workspace)?;
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue("msa indexer", stream, workspace.address, &launches) }
+        unsafe { self.context.enqueue(&self.whole, stream, workspace.address, &|to| run.whole(to)) }
     }
 
     /// With [`Transport::Collective`], the part before the all-gather of [`super::CollectiveLayout`]. Takes what
@@ -103,9 +112,10 @@ impl IndexerRank {
     /// # Safety
     /// As for [`msa_core::backend::Prepared::enqueue`].
     pub unsafe fn enqueue_keys(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
-        let launches = self.collective(args, workspace)?.before_gather()?;
+        let run = self.collective(args, workspace)?;
+        let [ready, _] = &self.halves;
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue("msa indexer keys", stream, workspace.address, &launches) }
+        unsafe { self.context.enqueue(ready, stream, workspace.address, &|to| run.before_gather(to)) }
     }
 
     /// With [`Transport::Collective`], the part after the all-gather, on the same arguments and workspace. The status word
@@ -117,9 +127,10 @@ impl IndexerRank {
     /// # Safety
     /// As for [`msa_core::backend::Prepared::enqueue`]; the all-gather is done in the stream's order.
     pub unsafe fn enqueue_merge(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
-        let launches = self.collective(args, workspace)?.after_gather()?;
+        let run = self.collective(args, workspace)?;
+        let [_, ready] = &self.halves;
         // SAFETY: the caller's promise.
-        unsafe { self.context.enqueue("msa indexer merge", stream, workspace.address, &launches) }
+        unsafe { self.context.enqueue(ready, stream, workspace.address, &|to| run.after_gather(to)) }
     }
 
     /// The status word that the last run left; waits for the stream.
@@ -130,7 +141,8 @@ impl IndexerRank {
     /// # Safety
     /// `workspace` must be the one that was enqueued and still be valid.
     pub unsafe fn status(&self, stream: Stream, workspace: Span) -> Result<Status> {
-        self.context.status(stream, workspace)
+        // SAFETY: the caller's promise.
+        unsafe { self.context.status(stream, workspace) }
     }
 
     /// The launches of a run, as data: for tests and tools.
@@ -138,18 +150,24 @@ impl IndexerRank {
     /// # Errors
     /// As for [`IndexerRank::enqueue`].
     pub fn launches(&self, args: &Args, workspace: Span) -> Result<Vec<KernelLaunch>> {
-        self.run(args, workspace)?.whole()
+        let mut all = Vec::new();
+        self.run(args, workspace)?.whole(&mut |launch| {
+            all.push(launch);
+            Ok(())
+        })?;
+        Ok(all)
     }
 
     fn collective<'a>(&'a self, args: &'a Args, workspace: Span) -> Result<Run<'a>> {
         let fits = self.plan.options.transport == Transport::Collective;
-        require(fits, "options.transport", "collective", format!("{:?}", self.plan.options.transport))?;
+        let got = format_args!("{:?}", self.plan.options.transport);
+        require(fits, "options.transport", "collective", got)?;
         self.run(args, workspace)
     }
 
     fn run<'a>(&'a self, args: &'a Args, workspace: Span) -> Result<Run<'a>> {
         check_workspace(workspace, self.plan.workspace_bytes())?;
-        self.check(args, workspace)?;
+        self.check(args)?;
         let at = TableAddresses { parts: self.parts.address, magnitudes: self.magnitudes.address };
         let [queries, keys, flags, head_scores] = self.peers.each_ref().map(|table| table.address);
         let peers = PeerAddresses { queries, keys, flags, head_scores };
@@ -157,36 +175,37 @@ impl IndexerRank {
         Ok(Run { plan, tables, at, peers, shared, args, workspace })
     }
 
-    /// The contract of `index_score`, with the scores where they are in the workspace and the queries of all heads; then
-    /// what a rank is given instead.
-    fn check(&self, args: &Args, workspace: Span) -> Result<()> {
-        let plan = &self.plan;
-        let missing = |role: Role| Error::Missing { op: "indexer", role: role.name() };
-        let query = args.tensor(Role::IndexQuery).ok_or_else(|| missing(Role::IndexQuery))?;
-        let lists = args.tensor(Role::BlockIndices).ok_or_else(|| missing(Role::BlockIndices))?;
-        let own = plan.options.queries == QuerySource::Own;
+    /// The contract, and what it does not say: how many rows, and of which heads lists may be.
+    fn check(&self, args: &Args) -> Result<()> {
+        let (rows, most) = (self.contract.check(args)?.rows, u64::from(self.plan.rows()));
         // Queries are pushed whole, to places that the plan fixed.
-        let (rows, most) = (lists.extent(0), u64::from(plan.rows()));
-        let want = if own { most.to_string() } else { format!("at most {most}") };
-        require(rows == most || (rows < most && !own), "block_indices.shape[0]", want, rows)?;
-        let g = &plan.select.geometry;
-        let heads =
-            if own { plan.shared.heads_of(plan.options.rank).len() as u64 } else { g.index_heads.into() };
-        let shape = [rows, heads, g.index_dim.into()];
-        require(query.shape() == shape, "index_query.shape", format!("{shape:?}"), query)?;
-        let shape = [rows, lists.extent(1), g.top_k.into()];
-        require(lists.dtype == DType::I32, "block_indices.dtype", DType::I32, lists.dtype)?;
-        require(lists.shape() == shape, "block_indices.shape", format!("{shape:?}"), lists)?;
-        let whole = [rows, g.index_heads.into(), g.index_dim.into()];
-        let blocks = g.blocks(self.lengths.max_kv_len().into()).max(1);
-        let scores = [rows, g.index_heads.into(), blocks];
-        let place = |address, dtype, shape: &[u64]| Tensor::contiguous(address, dtype, shape);
-        // Only shapes and types are looked at; the places are apart from everything in the workspace.
-        let far = workspace.address.wrapping_add(1 << 62) & !0xff;
-        let stand_in = args
-            .without(Role::BlockIndices)
-            .with(Role::IndexQuery, if own { place(far, query.dtype, &whole)? } else { *query })
-            .with(Role::Scores, place(far.wrapping_add(1 << 60), DType::F32, &scores)?);
-        stand_in.check(&plan.score.op, &self.lengths).map(|_| ())
+        let own = self.plan.options.queries == QuerySource::Own;
+        let fits = rows == most || (rows < most && !own);
+        let want = format_args!("{}{most}", if own { "" } else { "at most " });
+        require(fits, "block_indices.shape[0]", want, rows)
     }
+}
+
+/// What a rank is given: the arguments of `index_score` with the queries of its own heads, or of all, and lists in place of
+/// scores.
+fn contract_of(plan: &IndexerPlan) -> Result<Contract> {
+    let lengths = plan.score.lengths()?;
+    let g = &plan.select.geometry;
+    let own = plan.shared.heads_of(plan.options.rank).len() as u64;
+    let of_own_heads = |spec: ArgSpec| match spec.role {
+        Role::IndexQuery if plan.options.queries == QuerySource::Own => {
+            ArgSpec { axes: vec![Axis::Rows, Axis::Exactly(own), Axis::Exactly(g.index_dim.into())], ..spec }
+        }
+        _ => spec,
+    };
+    let specs = contract(&plan.score.op, &lengths).into_iter();
+    let specs = specs.filter(|spec| spec.role != Role::Scores).map(of_own_heads);
+    let lists = ArgSpec {
+        role: Role::BlockIndices,
+        access: Access::Out,
+        dtype: DType::I32,
+        axes: vec![Axis::Rows, Axis::AtLeast(1), Axis::Exactly(g.top_k.into())],
+        required: true,
+    };
+    Ok(Contract::of_specs(&plan.score.op, specs.chain([lists]).collect(), &lengths))
 }

@@ -6,7 +6,7 @@ use msa_core::error::{Error, Result};
 use msa_core::op;
 use msa_core::tensor::{DType, Tensor};
 
-use super::{KernelLaunch, Run, optional_view};
+use super::{KernelLaunch, Run, Sink, name, optional_view};
 use crate::parameters::{self, Batch, PagedView, Parameters};
 
 /// One tensor that `append` writes.
@@ -33,7 +33,7 @@ struct Pages {
 }
 
 impl Run<'_> {
-    pub(super) fn append(&self, op: &op::Append) -> Result<Vec<KernelLaunch>> {
+    pub(super) fn append(&self, op: &op::Append, to: &mut Sink<'_>) -> Result<()> {
         let (kv, index) = (self.args.kv_cache.as_ref(), self.args.index_cache.as_ref());
         let kv = kv.ok_or(Error::Missing { op: "append", role: "kv_cache" })?;
         let index = index.ok_or(Error::Missing { op: "append", role: "index_cache" })?;
@@ -59,7 +59,7 @@ impl Run<'_> {
         let kv_pages = Pages { format: cache_format(op.kv), count: kv.pages, null: kv.null_page };
         let index_pages = Pages { format: cache_format(op.index), count: index.pages, null: index.null_page };
         let linear = kv.v_scale_order == VScaleOrder::Linear;
-        let mut all = vec![
+        let caches = [
             cache(
                 Role::KeySource,
                 Some(Role::KeyNorm),
@@ -88,15 +88,18 @@ impl Run<'_> {
                 true,
             ),
         ];
+        for written in &caches {
+            to(self.append_one(op, written)?)?;
+        }
         for (source, norm, role, dtype) in [
             (Role::QuerySource, Role::QueryNorm, Role::Query, op.query),
             (Role::IndexQuerySource, Role::IndexQueryNorm, Role::IndexQuery, op.index_query),
         ] {
             if let (Some(_), Some(output)) = (self.args.tensor(source), self.args.tensor(role)) {
-                all.push(Written::query(source, norm, output, dtype));
+                to(self.append_one(op, &Written::query(source, norm, output, dtype))?)?;
             }
         }
-        all.iter().map(|written| self.append_one(op, written)).collect()
+        Ok(())
     }
 
     /// Alone, all rows are appended; in a step, those up to the last one of a request.
@@ -123,6 +126,7 @@ impl Run<'_> {
             // Without RoPE positions play no part.
             positions: if op.rope.rotary_dim > 0 { self.optional(Role::Positions) } else { 0 },
             slots: if written.pages.is_some() { self.tensor(Role::Slots)?.address } else { 0 },
+            live: self.live_rows()?,
             tensor_scale: written.tensor_scale,
             output: written.output,
             scales: written.scales.base,
@@ -149,7 +153,7 @@ impl Run<'_> {
         };
         Ok(KernelLaunch {
             source: "append",
-            variant: format!("append.{}.{}.row", written.format, self.plan.traits.arch.name()),
+            variant: name(format_args!("append.{}.{}.row", written.format, self.arch())),
             grid: [source.extent(0) as u32, source.extent(1) as u32, 1],
             threads: 64,
             arguments: parameters.to_bytes(),

@@ -6,19 +6,18 @@ use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
 use msa_core::op;
 use msa_core::plan::{RowWindow, shared};
-use msa_core::tensor::DType;
 use msa_core::variant::Variant;
 
 use super::{
-    KernelLaunch, Run, before, bits_of_cache, bits_of_query, optional_view, require_vectors, trick_of_cache,
-    view,
+    KernelLaunch, Name, Run, Sink, before, bits_of_cache, bits_of_query, name, optional_view, planned,
+    require_vectors, trick_of_cache, view,
 };
 use crate::parameters::{self, SharePages, SparseDecode};
 
 /// The kernel of a descriptor that takes row by row.
-pub(super) fn kernel_name(op: &op::Attention, arch: &str) -> String {
+pub(super) fn kernel_name(op: &op::Attention, arch: &str) -> Name {
     let (query, cache) = (bits_of_query(op.query), bits_of_cache(op.cache));
-    format!("sparse_decode.q{query}kv{cache}.{arch}.{}", trick_of_cache(op.cache))
+    name(format_args!("sparse_decode.q{query}kv{cache}.{arch}.{}", trick_of_cache(op.cache)))
 }
 
 /// Query heads that are worked through together share a list and a KV head.
@@ -39,41 +38,46 @@ impl Units {
 }
 
 impl Run<'_> {
-    pub(super) fn decode(&self, op: &op::Attention) -> Result<Vec<KernelLaunch>> {
+    pub(super) fn decode(&self, op: &op::Attention, to: &mut Sink<'_>) -> Result<()> {
         let rows = self.tensor(Role::Query)?.extent(0);
-        let shares = Variant::shares_pages(&self.plan.variant);
-        let variant = self.plan.variant.clone();
-        let mut all = Vec::new();
+        let (variant, shares) = (planned(self.plan), Variant::shares_pages(&self.plan.variant));
         for window in self.windows(rows) {
             if shares {
-                all.extend(self.decode_shared(op, window)?);
+                self.decode_shared(op, variant, window, to)?;
             } else {
-                all.extend(self.decode_rows(op, &variant, window)?);
+                self.decode_rows(op, variant, window, to)?;
             }
         }
-        Ok(all)
+        Ok(())
     }
 
     /// Row by row; the parts of a row are merged.
     pub(super) fn decode_rows(
         &self,
         op: &op::Attention,
-        variant: &str,
+        variant: Name,
         window: RowWindow,
-    ) -> Result<Vec<KernelLaunch>> {
+        to: &mut Sink<'_>,
+    ) -> Result<()> {
         let mut parameters = self.decode_parameters(op, window)?;
-        let most_rows = self.plan.lengths()?.max_query_len().max(1);
-        let grid = [self.tables.groups, Units::of(op).count, most_rows];
-        let launch = |parameters| KernelLaunch::new("sparse_decode", variant.to_owned(), grid, parameters);
+        let grid = [self.tables.groups, Units::of(op).count, self.tables.most_rows];
+        let launch = |parameters| KernelLaunch::new("sparse_decode", variant, grid, parameters);
         if self.tables.splits <= 1 {
-            return Ok(vec![launch(&parameters)]);
+            return to(launch(&parameters));
         }
         let merge = self.write_partial_states(op, &mut parameters, self.tables.splits, window)?;
-        Ok(vec![launch(&parameters), merge])
+        to(launch(&parameters))?;
+        to(merge)
     }
 
     /// Page by page: the record, a partial state for every slot, and the merge.
-    fn decode_shared(&self, op: &op::Attention, window: RowWindow) -> Result<Vec<KernelLaunch>> {
+    fn decode_shared(
+        &self,
+        op: &op::Attention,
+        variant: Name,
+        window: RowWindow,
+        to: &mut Sink<'_>,
+    ) -> Result<()> {
         let mut parameters = self.decode_parameters(op, window)?;
         let k = op.geometry.top_k;
         let merge = self.write_partial_states(op, &mut parameters, k, window)?;
@@ -95,18 +99,12 @@ impl Run<'_> {
             row_begin: window.row_begin,
             row_end: window.row_end,
         };
-        let name = format!("share_pages.i32.{}.sort", self.arch());
+        let record = name(format_args!("share_pages.i32.{}.sort", self.arch()));
         let pages = rows.min(shared::TILE_ROWS) * k;
-        Ok(vec![
-            KernelLaunch::new("share_pages", name, [tiles, units.lists, 1], &share),
-            KernelLaunch::new(
-                "sparse_decode_shared",
-                self.plan.variant.clone(),
-                [pages, units.count, tiles],
-                &parameters,
-            ),
-            merge,
-        ])
+        let grid = [pages, units.count, tiles];
+        to(KernelLaunch::new("share_pages", record, [tiles, units.lists, 1], &share))?;
+        to(KernelLaunch::new("sparse_decode_shared", variant, grid, &parameters))?;
+        to(merge)
     }
 
     /// Makes the launch write partial states `[rows][states]`, normalised outputs and LSEs, and returns their merge.
@@ -140,7 +138,7 @@ impl Run<'_> {
             row_begin: first,
             states,
             partial_bf16: false,
-            output_bf16: parameters.output_bf16,
+            element: parameters.element,
             base_two: false,
         };
         (parameters.output, parameters.lse) = (merge.outputs, merge.lses);
@@ -149,7 +147,7 @@ impl Run<'_> {
         parameters.output_head_stride = merge.partial_head_stride;
         (parameters.lse_part_stride, parameters.lse_row_stride) =
             (merge.lse_state_stride, merge.lse_row_stride);
-        parameters.output_bf16 = false;
+        parameters.element = parameters::Element::F32;
         let grid = [window.row_end - first, op.geometry.query_heads, 1];
         Ok(self.merge_launch(grid, &merge))
     }
@@ -199,7 +197,7 @@ impl Run<'_> {
             row_end: window.row_end,
             value_scale_group_stride: group_stride,
             value_scale_token_stride: token_stride,
-            output_bf16: op.output.dtype == DType::Bf16,
+            element: parameters::Element::of(op.output.dtype),
             softmax_scale: op.scale(),
         })
     }

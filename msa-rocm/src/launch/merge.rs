@@ -6,11 +6,11 @@ use msa_core::geometry::Grouping;
 use msa_core::op;
 use msa_core::tensor::DType;
 
-use super::{KernelLaunch, Run, require_vectors};
+use super::{KernelLaunch, Run, Sink, name, planned, require_vectors};
 use crate::parameters::{self, Batch};
 
 impl Run<'_> {
-    pub(super) fn merge(&self, op: &op::Merge) -> Result<Vec<KernelLaunch>> {
+    pub(super) fn merge(&self, op: &op::Merge, to: &mut Sink<'_>) -> Result<()> {
         let (partial, lses) = (self.tensor(Role::PartialOutputs)?, self.tensor(Role::PartialLse)?);
         let output = self.tensor(Role::Output)?;
         require_vectors("output", output)?;
@@ -37,19 +37,19 @@ impl Run<'_> {
             row_begin: 0,
             states: partial.extent(0) as u32,
             partial_bf16: op.partial == DType::Bf16,
-            output_bf16: op.output == DType::Bf16,
+            element: parameters::Element::of(op.output),
             base_two: op.lse_base == op::LseBase::Two,
         };
         let grid = [output.extent(0) as u32, op.geometry.query_heads, 1];
-        Ok(vec![self.merge_launch(grid, &parameters)])
+        to(self.merge_launch(grid, &parameters))
     }
 
     pub(super) fn merge_launch(&self, grid: [u32; 3], parameters: &parameters::Merge) -> KernelLaunch {
-        let variant = format!("merge.f32.{}.lse", self.arch());
+        let variant = name(format_args!("merge.f32.{}.lse", self.arch()));
         KernelLaunch { threads: 64, ..KernelLaunch::new("merge", variant, grid, parameters) }
     }
 
-    pub(super) fn select_merge(&self, op: &op::SelectMerge) -> Result<Vec<KernelLaunch>> {
+    pub(super) fn select_merge(&self, op: &op::SelectMerge, to: &mut Sink<'_>) -> Result<()> {
         let (keys, lists) = (self.tensor(Role::CandidateKeys)?, self.tensor(Role::BlockIndices)?);
         let reduced = op.select.grouping == Grouping::Reduced;
         let parameters = parameters::SelectMerge {
@@ -69,6 +69,6 @@ impl Run<'_> {
             heads_per_list: if reduced { op.geometry.index_heads } else { 1 },
         };
         let grid = [lists.extent(0) as u32, op.select.lists(), 1];
-        Ok(vec![KernelLaunch::new("select_merge", self.plan.variant.clone(), grid, &parameters)])
+        to(KernelLaunch::new("select_merge", planned(self.plan), grid, &parameters))
     }
 }

@@ -7,15 +7,15 @@ use msa_core::op;
 use msa_core::plan::RowWindow;
 
 use super::{
-    KernelLaunch, Run, before, bits_of_cache, bits_of_query, optional_view, require_vectors, trick_of_cache,
-    view,
+    KernelLaunch, Name, Run, Sink, before, bits_of_cache, bits_of_query, name, optional_view,
+    require_vectors, trick_of_cache, view,
 };
 use crate::parameters;
 
 /// The kernel of a descriptor.
-pub(super) fn kernel_name(op: &op::IndexScore, arch: &str) -> String {
+pub(super) fn kernel_name(op: &op::IndexScore, arch: &str) -> Name {
     let (query, keys) = (bits_of_query(op.query), bits_of_cache(op.keys));
-    format!("index_score.q{query}k{keys}.{arch}.{}", trick_of_cache(op.keys))
+    name(format_args!("index_score.q{query}k{keys}.{arch}.{}", trick_of_cache(op.keys)))
 }
 
 /// Scores `[rows, Hi, blocks]` f32 and their strides in bytes: the run's, or a window's in the workspace.
@@ -29,17 +29,17 @@ pub(super) struct Scores {
 }
 
 impl Run<'_> {
-    pub(super) fn index_score(&self, op: &op::IndexScore) -> Result<Vec<KernelLaunch>> {
+    pub(super) fn index_score(&self, op: &op::IndexScore, to: &mut Sink<'_>) -> Result<()> {
         let scores = self.given_scores()?;
         let rows = self.tensor(Role::IndexQuery)?.extent(0);
         let all = RowWindow { row_begin: 0, row_end: rows as u32 };
-        Ok(vec![self.score_rows(op, scores, all)?])
+        to(self.score_rows(op, scores, all)?)
     }
 
-    pub(super) fn select(&self, op: &op::Select) -> Result<Vec<KernelLaunch>> {
+    pub(super) fn select(&self, op: &op::Select, to: &mut Sink<'_>) -> Result<()> {
         let rows = self.tensor(Role::Scores)?.extent(0);
         let all = RowWindow { row_begin: 0, row_end: rows as u32 };
-        Ok(vec![self.select_rows(op, self.given_scores()?, all)?])
+        to(self.select_rows(op, self.given_scores()?, all)?)
     }
 
     fn given_scores(&self) -> Result<Scores> {
@@ -123,6 +123,7 @@ impl Run<'_> {
             ..parameters::Select::default()
         };
         let grid = [window.row_end - window.row_begin, op.lists(), 1];
-        Ok(KernelLaunch::new("select", format!("select.f32.{}.radix", self.arch()), grid, &parameters))
+        let variant = name(format_args!("select.f32.{}.radix", self.arch()));
+        Ok(KernelLaunch::new("select", variant, grid, &parameters))
     }
 }

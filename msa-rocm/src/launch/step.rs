@@ -4,21 +4,23 @@ use msa_core::args::Role;
 use msa_core::error::Result;
 use msa_core::op;
 
-use super::{KernelLaunch, Run, decode, unsupported};
+use super::{Run, Sink, decode, unsupported};
 
 impl Run<'_> {
-    pub(super) fn step(&self, op: &op::Step) -> Result<Vec<KernelLaunch>> {
+    pub(super) fn step(&self, op: &op::Step, to: &mut Sink<'_>) -> Result<()> {
         if op.prefill {
             return Err(unsupported("sparse_prefill"));
         }
-        let mut all = if op.appends { self.append(&op.append)? } else { Vec::new() };
+        if op.appends {
+            self.append(&op.append, to)?;
+        }
         let attention = decode::kernel_name(&op.attention, self.arch());
         for window in self.windows(self.tensor(Role::Query)?.extent(0)) {
             let scores = self.window_scores(&op.index, window)?;
-            all.push(self.score_rows(&op.index, scores, window)?);
-            all.push(self.select_rows(&op.select, scores, window)?);
-            all.extend(self.decode_rows(&op.attention, &attention, window)?);
+            to(self.score_rows(&op.index, scores, window)?)?;
+            to(self.select_rows(&op.select, scores, window)?)?;
+            self.decode_rows(&op.attention, attention, window, to)?;
         }
-        Ok(all)
+        Ok(())
     }
 }

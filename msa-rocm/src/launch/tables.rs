@@ -15,6 +15,8 @@ pub struct Tables {
     pub groups: u32,
     /// Most parts of a request.
     pub splits: u32,
+    /// Most query rows of a request, at least 1.
+    pub most_rows: u32,
     /// Groups that score blocks.
     pub score_groups: u32,
     /// Offset of the parts that score blocks.
@@ -36,6 +38,7 @@ impl Tables {
             magnitudes: magnitudes(plan),
             groups: first.len() as u32,
             splits: first.iter().map(|part| part[1] + 1).max().unwrap_or(1),
+            most_rows: plan.requests.iter().map(|request| request.query_len).max().unwrap_or(0).max(1),
             score_groups: blocks.len() as u32,
             scores_at: slots.len() as u64 * PART_BYTES,
             bounds_at: (slots.len() + blocks.len()) as u64 * PART_BYTES,

@@ -107,13 +107,13 @@ pub(super) const FOLDED: Need = Need {
 
 fn output_fits(op: &Attention) -> bool {
     let output = &op.output;
-    matches!(output.dtype, DType::Bf16 | DType::F32)
+    matches!(output.dtype, DType::Bf16 | DType::F16 | DType::F32)
         && output.partial == DType::F32
         && output.lse_base == LseBase::Natural
 }
 
 pub(super) const OUTPUT: Need = Need {
-    what: "bf16 or f32 output, natural LSE, f32 partial outputs",
+    what: "bf16, f16 or f32 output, natural LSE, f32 partial outputs",
     holds: |op| attention(op).is_some_and(output_fits),
 };
 
@@ -127,9 +127,11 @@ pub(super) const SELECT: Need = Need {
 };
 
 pub(super) const MERGE: Need = Need {
-    what: "states in f32 or bf16 of 128 channels, bf16 or f32 output",
+    what: "states in f32 or bf16 of 128 channels, bf16, f16 or f32 output",
     holds: |op| match op {
-        Op::Merge(op) => op.geometry.head_dim == 128 && matches!(op.output, DType::Bf16 | DType::F32),
+        Op::Merge(op) => {
+            op.geometry.head_dim == 128 && matches!(op.output, DType::Bf16 | DType::F16 | DType::F32)
+        }
         _ => false,
     },
 };
@@ -151,7 +153,7 @@ pub(super) const SELECT_MERGE: Need = Need {
 
 pub(super) const STEP: Need = Need {
     what: "decode; in every stage what the kernel of that stage needs: 1 to 16 query heads that share a KV head and a \
-           list, exact ties, NaN lowest, tensor scales folded, block scale shift 0, bf16 or f32 output, natural LSE, \
+           list, exact ties, NaN lowest, tensor scales folded, block scale shift 0, bf16, f16 or f32 output, natural LSE, \
            f32 partial outputs",
     holds: |op| {
         step(op).is_some_and(|op| {
@@ -186,7 +188,7 @@ macro_rules! flavour {
                 what: concat!(
                     "queries and caches in bf16, ",
                     $name,
-                    " or (caches) NVFP4 by the vendor quantiser"
+                    " or (caches) NVFP4 by the vendor quantiser (the other is defined by a reciprocal of NVIDIA's GPUs)"
                 ),
                 holds: |op| append(op).is_some_and(appends),
             };

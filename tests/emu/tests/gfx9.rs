@@ -15,6 +15,8 @@ mod cache;
 mod context_parallel;
 #[path = "gfx9/coverage.rs"]
 mod coverage;
+#[path = "gfx9/fences.rs"]
+mod fences;
 #[path = "gfx9/index_score.rs"]
 mod index_score;
 #[path = "gfx9/merge.rs"]
@@ -35,3 +37,7 @@ mod shared_pages;
 mod sparse_decode;
 #[path = "gfx9/speed.rs"]
 mod speed;
+#[path = "gfx9/validate.rs"]
+mod validate;
+#[path = "gfx9/wrong_programs.rs"]
+mod wrong_programs;

@@ -7,7 +7,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use msa_rocm::hip::Table;
 
 use crate::Code;
+use crate::counting::Inside;
 use crate::pool::{EXPORTED, SLOTS, set_device, with};
+use crate::queue::{Place, Task, Until};
 use crate::state::{self, INVALID_VALUE, State};
 
 /// A handle: a number that the library gave.
@@ -38,6 +40,41 @@ unsafe fn store<T>(to: *mut T, value: T) -> Result<(), Code> {
     Ok(())
 }
 
+/// A copy on a stream, between whatever the two addresses are.
+///
+/// # Safety
+/// An address that no device has is valid for `bytes` on the host.
+unsafe fn copy(
+    state: &mut State,
+    (device, stream): Place,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+) -> Result<(), Code> {
+    let mut buffer = vec![0; bytes];
+    let upload = !state.owns(from as u64) && state.owns(to as u64);
+    if upload {
+        // SAFETY: no device address, so the caller's promise holds.
+        unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(from.cast(), bytes) };
+        state.refuse_in_capture()?;
+        state.note("hipMemcpy", "", [0; 3], (device, stream));
+        return state.enqueue(device, stream, Task::Write { address: to as u64, bytes: buffer });
+    }
+    state.wait("hipMemcpy", device, Until::Stream(stream))?;
+    if state.owns(from as u64) {
+        state.read(from as u64, &mut buffer)?;
+    } else {
+        // SAFETY: no device address, so the caller's promise holds.
+        unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(from.cast(), bytes) };
+    }
+    if state.owns(to as u64) {
+        return state.write(to as u64, &buffer);
+    }
+    // SAFETY: no device address, so the caller's promise holds.
+    unsafe { to.cast::<u8>().copy_from_nonoverlapping(buffer.as_ptr(), bytes) };
+    Ok(())
+}
+
 /// Defines each function three times: for any slot, as a C function of one slot, and as what the library exports.
 macro_rules! calls {
     ($(fn $name:ident($slot:ident $(, $argument:ident: $type:ty)*) $body:block)*) => {
@@ -47,6 +84,7 @@ macro_rules! calls {
             use super::*;
             $(
                 pub(super) unsafe extern "C" fn $name<const SLOT: usize>($($argument: $type),*) -> Code {
+                    let _inside = Inside::enter();
                     // SAFETY: the caller's promise.
                     unsafe { super::$name(SLOT $(, $argument)*) }
                 }
@@ -158,8 +196,8 @@ calls! {
     fn hipModuleGetFunction(slot, function: *mut Handle, module: Handle, name: *const c_char) {
         // SAFETY: the caller's promise: it ends with a zero.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        code(slot, "hipModuleGetFunction", |state, _| {
-            let number = state.function(module as usize, &name)?;
+        code(slot, "hipModuleGetFunction", |state, device| {
+            let number = state.function(device, module as usize, &name)?;
             // SAFETY: the caller's promise.
             unsafe { store(function, handle(number)) }
         })
@@ -200,26 +238,23 @@ calls! {
     }
 
     fn hipFree(slot, address: u64) {
-        code(slot, "hipFree", |state, _| state.free(address))
+        code(slot, "hipFree", |state, device| state.free(device, address))
     }
 
-    // Waits, and finds out by the addresses which side is which.
+    // Finds out by the addresses which side is which. Bytes for a device go there in the order of the default stream, after the
+    // call has returned; those for the host are read after that stream.
     fn hipMemcpy(slot, to: *mut c_void, from: *const c_void, bytes: usize, _kind: c_int) {
         code(slot, "hipMemcpy", |state, device| {
-            state.wait(device, "hipMemcpy")?;
-            let mut buffer = vec![0; bytes];
-            if state.owns(from as u64) {
-                state.read(from as u64, &mut buffer)?;
-            } else {
-                // SAFETY: no device address, so the caller's promise holds.
-                unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(from.cast(), bytes) };
-            }
-            if state.owns(to as u64) {
-                return state.write(to as u64, &buffer);
-            }
-            // SAFETY: no device address, so the caller's promise holds.
-            unsafe { to.cast::<u8>().copy_from_nonoverlapping(buffer.as_ptr(), bytes) };
-            Ok(())
+            // SAFETY: the caller's promise.
+            unsafe { copy(state, (device, 0), to, from, bytes) }
+        })
+    }
+
+    // As `hipMemcpy`, on a stream; what goes to pageable memory is there when the call returns.
+    fn hipMemcpyAsync(slot, to: *mut c_void, from: *const c_void, bytes: usize, _kind: c_int, stream: Handle) {
+        code(slot, "hipMemcpyAsync", |state, device| {
+            // SAFETY: the caller's promise.
+            unsafe { copy(state, (device, stream as usize), to, from, bytes) }
         })
     }
 
@@ -231,7 +266,19 @@ calls! {
 
     fn hipStreamCreate(slot, stream: *mut Handle) {
         code(slot, "hipStreamCreate", |state, device| {
-            let number = state.create_stream(device);
+            let number = state.create_stream(device, true);
+            // SAFETY: the caller's promise.
+            unsafe { store(stream, handle(number)) }
+        })
+    }
+
+    // 1 is hipStreamNonBlocking.
+    fn hipStreamCreateWithFlags(slot, stream: *mut Handle, flags: c_uint) {
+        code(slot, "hipStreamCreateWithFlags", |state, device| {
+            if flags > 1 {
+                return Err(INVALID_VALUE);
+            }
+            let number = state.create_stream(device, flags == 0);
             // SAFETY: the caller's promise.
             unsafe { store(stream, handle(number)) }
         })
@@ -239,8 +286,13 @@ calls! {
 
     fn hipStreamSynchronize(slot, stream: Handle) {
         code(slot, "hipStreamSynchronize", |state, device| {
-            state.check_stream(device, stream as usize)?;
-            state.wait(device, "hipStreamSynchronize")
+            state.wait("hipStreamSynchronize", device, Until::Stream(stream as usize))
+        })
+    }
+
+    fn hipDeviceSynchronize(slot) {
+        code(slot, "hipDeviceSynchronize", |state, device| {
+            state.wait("hipDeviceSynchronize", device, Until::Device)
         })
     }
 
@@ -249,25 +301,23 @@ calls! {
     }
 
     fn hipEventCreate(slot, event: *mut Handle) {
-        code(slot, "hipEventCreate", |state, device| {
-            let number = state.create_stream(device);
+        code(slot, "hipEventCreate", |state, _| {
+            let number = state.create_event();
             // SAFETY: the caller's promise.
             unsafe { store(event, handle(number)) }
         })
     }
 
-    fn hipEventRecord(slot, event: Handle, _stream: Handle) {
-        code(slot, "hipEventRecord", |_, _| if event.is_null() { Err(INVALID_VALUE) } else { Ok(()) })
+    fn hipEventRecord(slot, event: Handle, stream: Handle) {
+        code(slot, "hipEventRecord", |state, device| state.record(event as usize, (device, stream as usize)))
     }
 
     fn hipEventSynchronize(slot, event: Handle) {
-        code(slot, "hipEventSynchronize", |state, device| {
-            if event.is_null() { Err(INVALID_VALUE) } else { state.wait(device, "hipEventSynchronize") }
-        })
+        code(slot, "hipEventSynchronize", |state, _| state.wait_for_event(event as usize))
     }
 
-    fn hipEventDestroy(slot, _event: Handle) {
-        code(slot, "hipEventDestroy", |_, _| Ok(()))
+    fn hipEventDestroy(slot, event: Handle) {
+        code(slot, "hipEventDestroy", |state, _| state.destroy_event(event as usize))
     }
 
     fn hipStreamBeginCapture(slot, stream: Handle, _mode: c_int) {
@@ -338,11 +388,14 @@ fn table<const SLOT: usize>() -> Table {
         hipMalloc: of_slot::hipMalloc::<SLOT>,
         hipFree: of_slot::hipFree::<SLOT>,
         hipMemcpy: of_slot::hipMemcpy::<SLOT>,
+        hipMemcpyAsync: of_slot::hipMemcpyAsync::<SLOT>,
         hipMemsetD32Async: of_slot::hipMemsetD32Async::<SLOT>,
         hipStreamSynchronize: of_slot::hipStreamSynchronize::<SLOT>,
+        hipDeviceSynchronize: of_slot::hipDeviceSynchronize::<SLOT>,
         hipGetDevicePropertiesR0600: Some(of_slot::hipGetDevicePropertiesR0600::<SLOT>),
         hipGetDeviceProperties: None,
         hipStreamCreate: Some(of_slot::hipStreamCreate::<SLOT>),
+        hipStreamCreateWithFlags: Some(of_slot::hipStreamCreateWithFlags::<SLOT>),
         hipStreamDestroy: Some(of_slot::hipStreamDestroy::<SLOT>),
         hipEventCreate: Some(of_slot::hipEventCreate::<SLOT>),
         hipEventRecord: Some(of_slot::hipEventRecord::<SLOT>),

@@ -8,7 +8,8 @@ use msa_rocm::hip::Hip;
 
 use crate::Code;
 use crate::calls::table_of;
-use crate::state::{Call, Setup, State};
+use crate::setup::Setup;
+use crate::state::{Call, State};
 
 /// Runtimes at a time, that of the exported functions included.
 pub(crate) const SLOTS: usize = 32;
@@ -102,9 +103,19 @@ impl Simulated {
         with(self.slot, |state, _| state.executed.clone())
     }
 
+    /// Tasks that are queued and have not run.
+    pub fn pending(&self) -> usize {
+        with(self.slot, |state, _| state.queues.pending())
+    }
+
     /// What the interpreter said when it stopped.
     pub fn fault(&self) -> Option<String> {
         with(self.slot, |state, _| state.fault.clone())
+    }
+
+    /// Bytes that kernels have loaded from the allocation at `address`, every lane counted; `None` if there is none.
+    pub fn loaded_bytes(&self, address: u64) -> Option<u64> {
+        with(self.slot, |state, _| state.loaded_bytes(address))
     }
 
     /// Makes every further call of `function` fail with `code`, until `code` is 0.

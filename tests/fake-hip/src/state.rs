@@ -6,68 +6,28 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use msa_emu::gfx9::code_object::CodeObject;
-use msa_emu::gfx9::{Arguments, BufferId, Kernel, Launch, Machine, Options};
+use msa_emu::gfx9::{Arguments, BufferId, Kernel, Launch, Machine};
 
 use crate::Code;
+use crate::queue::{Place, Queues, Task, Until};
+use crate::setup::Setup;
 
 pub(crate) const INVALID_VALUE: Code = 1;
 const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NO_DEVICE: Code = 100;
-const INVALID_DEVICE: Code = 101;
+pub(crate) const INVALID_DEVICE: Code = 101;
 const INVALID_IMAGE: Code = 209;
-const INVALID_HANDLE: Code = 400;
+pub(crate) const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const PEER_ALREADY_ENABLED: Code = 704;
-const LAUNCH_FAILURE: Code = 719;
-const CAPTURING: Code = 900;
+pub(crate) const LAUNCH_FAILURE: Code = 719;
+pub(crate) const CAPTURING: Code = 900;
 
 /// Larger allocations are zero and mapped as they are touched; smaller ones hold what no kernel may rely on.
 const POISONED: usize = 16 << 20;
 
 /// Most work-items of a launch in one direction: the packet has 32 bits for each.
 const MOST_ITEMS: u64 = u32::MAX as u64;
-
-/// Which devices, and how the interpreter runs.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// Architectures, as drivers name them.
-    pub architectures: Vec<String>,
-    /// Every device reaches the memory of every other.
-    pub mapped: bool,
-    /// Compute units that a device claims.
-    pub units: u32,
-    /// Order of waves, and the bound of a run.
-    pub options: Options,
-}
-
-impl Setup {
-    /// Devices that reach each other, each with 4 compute units.
-    pub fn of(architectures: &[&str]) -> Self {
-        Self {
-            architectures: architectures.iter().map(|name| (*name).to_owned()).collect(),
-            mapped: true,
-            units: 4,
-            options: Options::default(),
-        }
-    }
-
-    pub(crate) fn from_environment() -> Self {
-        let list = std::env::var("MSA_FAKE_HIP_DEVICES").unwrap_or_else(|_| "gfx950".to_owned());
-        let names: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
-        let mut setup = Self::of(&names);
-        if let Some(name) = std::env::var("HSA_OVERRIDE_GFX_VERSION").ok().as_deref().and_then(overridden) {
-            setup.architectures.iter_mut().for_each(|architecture| architecture.clone_from(&name));
-        }
-        setup
-    }
-}
-
-/// `9.4.2` is `gfx942`: major in decimal, minor and stepping in hexadecimal.
-fn overridden(version: &str) -> Option<String> {
-    let numbers: Vec<u32> = version.split('.').map(|part| part.parse().ok()).collect::<Option<_>>()?;
-    let [major, minor, stepping] = numbers[..] else { return None };
-    Some(format!("gfx{major}{minor:x}{stepping:x}"))
-}
 
 /// A call that touched a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,16 +46,6 @@ pub struct Call {
     pub captured: bool,
 }
 
-/// Work of a device.
-#[derive(Clone)]
-enum Task {
-    Launch(Launch),
-    SetWords { address: u64, value: u32, count: usize },
-}
-
-/// Where a task goes: (device, stream).
-type Place = (usize, usize);
-
 struct Allocation {
     bytes: usize,
     buffer: BufferId,
@@ -106,18 +56,12 @@ pub(crate) struct State {
     architectures: Vec<String>,
     pub(crate) mapped: bool,
     pub(crate) units: u32,
-    machine: Machine,
+    pub(crate) machine: Machine,
     modules: Vec<(CodeObject, u64)>,
     functions: Vec<Kernel>,
     allocations: BTreeMap<u64, Allocation>,
-    queues: BTreeMap<Place, Vec<Task>>,
-    /// Device of every stream that was created.
-    streams: BTreeMap<usize, usize>,
-    /// Streams that capture, with what they have captured.
-    captures: BTreeMap<usize, Vec<(usize, Task)>>,
-    graphs: Vec<Vec<(usize, Task)>>,
+    pub(crate) queues: Queues,
     peers: BTreeSet<(usize, usize)>,
-    next_handle: usize,
     pub(crate) fault: Option<String>,
     pub(crate) calls: Vec<Call>,
     pub(crate) executed: BTreeMap<String, u64>,
@@ -134,12 +78,8 @@ impl State {
             modules: Vec::new(),
             functions: Vec::new(),
             allocations: BTreeMap::new(),
-            queues: BTreeMap::new(),
-            streams: BTreeMap::new(),
-            captures: BTreeMap::new(),
-            graphs: Vec::new(),
+            queues: Queues::default(),
             peers: BTreeSet::new(),
-            next_handle: 1,
             fault: None,
             calls: Vec::new(),
             executed: BTreeMap::new(),
@@ -156,16 +96,20 @@ impl State {
         self.architectures.get(index).map(String::as_str).ok_or(INVALID_DEVICE)
     }
 
-    fn note(&mut self, function: &'static str, kernel: &str, grid: [u32; 3], (device, stream): Place) {
-        let captured = self.captures.contains_key(&stream);
+    pub(crate) fn note(
+        &mut self,
+        function: &'static str,
+        kernel: &str,
+        grid: [u32; 3],
+        (device, stream): Place,
+    ) {
+        let captured = self.queues.captures(stream);
         self.calls.push(Call { function, kernel: kernel.to_owned(), grid, device, stream, captured });
     }
 
     pub(crate) fn allocate(&mut self, device: usize, bytes: usize) -> Result<u64, Code> {
         self.note("hipMalloc", "", [0; 3], (device, 0));
-        if !self.captures.is_empty() {
-            return Err(CAPTURING);
-        }
+        self.refuse_in_capture()?;
         if bytes as u64 > 1 << 40 {
             return Err(OUT_OF_MEMORY);
         }
@@ -181,13 +125,18 @@ impl State {
     }
 
     /// Frees after all work that may use the memory: as `hipFree`, it waits.
-    pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
-        if self.captures.is_empty() && self.fault.is_none() {
-            self.run()?;
-        }
+    pub(crate) fn free(&mut self, device: usize, address: u64) -> Result<(), Code> {
+        self.refuse_in_capture()?;
+        self.wait("hipFree", device, Until::Device)?;
         let allocation = self.allocations.remove(&address).ok_or(INVALID_VALUE)?;
         self.machine.remove(allocation.buffer);
         Ok(())
+    }
+
+    /// Bytes that kernels have loaded from the allocation that holds an address.
+    pub(crate) fn loaded_bytes(&self, address: u64) -> Option<u64> {
+        let (_, allocation) = self.allocations.range(..=address).next_back()?;
+        Some(self.machine.loaded_bytes(allocation.buffer))
     }
 
     /// True if the address is in an allocation.
@@ -206,9 +155,7 @@ impl State {
 
     pub(crate) fn load_module(&mut self, device: usize, image: &[u8]) -> Result<usize, Code> {
         self.note("hipModuleLoadData", "", [0; 3], (device, 0));
-        if !self.captures.is_empty() {
-            return Err(CAPTURING);
-        }
+        self.refuse_in_capture()?;
         let object = CodeObject::parse(image).map_err(|_| INVALID_IMAGE)?;
         if object.architecture() != self.architectures.get(device).map_or("", String::as_str) {
             return Err(INVALID_IMAGE);
@@ -219,7 +166,8 @@ impl State {
         Ok(self.modules.len())
     }
 
-    pub(crate) fn function(&mut self, module: usize, name: &str) -> Result<usize, Code> {
+    pub(crate) fn function(&mut self, device: usize, module: usize, name: &str) -> Result<usize, Code> {
+        self.note("hipModuleGetFunction", "", [0; 3], (device, 0));
         let module = module.checked_sub(1).and_then(|index| self.modules.get(index));
         let (object, hash) = module.ok_or(INVALID_VALUE)?;
         let kernel = decoded(object, *hash, name).map_err(|error| {
@@ -265,99 +213,6 @@ impl State {
             return Err(INVALID_VALUE);
         }
         self.enqueue(device, stream, Task::SetWords { address, value, count })
-    }
-
-    /// The default stream is every device's; one that was created belongs to the device that was current.
-    pub(crate) fn check_stream(&self, device: usize, stream: usize) -> Result<(), Code> {
-        let fits = stream == 0 || self.streams.get(&stream).is_none_or(|own| *own == device);
-        if fits { Ok(()) } else { Err(INVALID_HANDLE) }
-    }
-
-    fn enqueue(&mut self, device: usize, stream: usize, task: Task) -> Result<(), Code> {
-        if self.fault.is_some() {
-            return Err(LAUNCH_FAILURE);
-        }
-        match self.captures.get_mut(&stream) {
-            Some(captured) => captured.push((device, task)),
-            None => self.queues.entry((device, stream)).or_default().push(task),
-        }
-        Ok(())
-    }
-
-    /// Runs everything that is queued because somebody waits.
-    pub(crate) fn wait(&mut self, device: usize, function: &'static str) -> Result<(), Code> {
-        self.note(function, "", [0; 3], (device, 0));
-        self.run()
-    }
-
-    /// Runs everything that is queued, devices interleaved. Words are set when the queue of their device comes to them,
-    /// which is a point where all devices wait.
-    fn run(&mut self) -> Result<(), Code> {
-        if self.fault.is_some() {
-            return Err(LAUNCH_FAILURE);
-        }
-        if !self.captures.is_empty() {
-            return Err(CAPTURING);
-        }
-        let mut of_device = vec![Vec::new(); self.architectures.len()];
-        for ((device, _), tasks) in std::mem::take(&mut self.queues) {
-            of_device.get_mut(device).ok_or(INVALID_DEVICE)?.extend(tasks);
-        }
-        let mut queues: Vec<_> = of_device.into_iter().map(|tasks| tasks.into_iter().peekable()).collect();
-        loop {
-            let mut streams = vec![Vec::new(); queues.len()];
-            let mut idle = true;
-            for (queue, stream) in queues.iter_mut().zip(&mut streams) {
-                while let Some(Task::SetWords { address, value, count }) =
-                    queue.next_if(|task| matches!(task, Task::SetWords { .. }))
-                {
-                    let bytes: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), count).flatten().collect();
-                    self.machine.write(address, &bytes).map_err(|_| INVALID_VALUE)?;
-                    idle = false;
-                }
-                while let Some(Task::Launch(launch)) = queue.next_if(|task| matches!(task, Task::Launch(_))) {
-                    *self.executed.entry(launch.kernel.code().name.clone()).or_default() += 1;
-                    stream.push(launch);
-                    idle = false;
-                }
-            }
-            if idle {
-                return Ok(());
-            }
-            if let Err(error) = self.machine.run_streams(&streams) {
-                eprintln!("fake HIP: {error}");
-                self.fault = Some(error.to_string());
-                return Err(LAUNCH_FAILURE);
-            }
-        }
-    }
-
-    pub(crate) fn create_stream(&mut self, device: usize) -> usize {
-        self.next_handle += 1;
-        self.streams.insert(self.next_handle, device);
-        self.next_handle
-    }
-
-    pub(crate) fn begin_capture(&mut self, stream: usize) -> Result<(), Code> {
-        if stream == 0 || self.captures.contains_key(&stream) {
-            return Err(INVALID_VALUE);
-        }
-        self.captures.insert(stream, Vec::new());
-        Ok(())
-    }
-
-    pub(crate) fn end_capture(&mut self, stream: usize) -> Result<usize, Code> {
-        let captured = self.captures.remove(&stream).ok_or(INVALID_VALUE)?;
-        self.graphs.push(captured);
-        Ok(self.graphs.len())
-    }
-
-    pub(crate) fn launch_graph(&mut self, graph: usize, stream: usize) -> Result<(), Code> {
-        let tasks = graph.checked_sub(1).and_then(|index| self.graphs.get(index)).ok_or(INVALID_VALUE)?;
-        for (device, task) in tasks.clone() {
-            self.enqueue(device, stream, task)?;
-        }
-        Ok(())
     }
 
     pub(crate) fn enable_peer(&mut self, device: usize, peer: c_int) -> Result<(), Code> {

@@ -19,11 +19,15 @@ use msa_core::lengths::Lengths;
 use msa_core::op::{Append, Attention, AttentionOutput, Merge, Op, Select};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
+use msa_fake_hip::Counting;
 use msa_ref::sim::cdna::{Attended, Block, CHANNELS, Generation, Row, Scales, attend_partial};
 use msa_ref::sim::merge::{State, merge_head};
 use msa_ref::sim::select::select_row;
 use msa_rocm::hip::{self, Hip};
 use msa_rocm::{Images, backend_with};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const QUERY_LENS: [i32; 2] = [1, 2];
 const KV_LENS: [i32; 2] = [300, 700];
@@ -78,7 +82,9 @@ fn everything_runs_over_the_fake_library() {
     decode_attends(&device, Some(5));
     wrong_things_are_errors(&device);
     profilers_see_a_range_a_run();
-    graphs_and_peers(hip::runtime().unwrap_or_else(|error| panic!("{error}")));
+    let hip = hip::runtime().unwrap_or_else(|error| panic!("{error}"));
+    graphs_and_peers(hip);
+    streams_and_events(hip);
 }
 
 struct OnDevice<'a>(&'a Arc<dyn Device>);
@@ -116,7 +122,11 @@ impl OnDevice<'_> {
         let bytes = prepared.plan().workspace_bytes;
         let workspace = Span { address: self.place(&vec![0x5a; bytes as usize]), bytes };
         // SAFETY: every tensor was placed on this device and stays.
-        unsafe { prepared.enqueue(Stream(0), args, workspace) }.unwrap();
+        let run = || unsafe { prepared.enqueue(Stream(0), args, workspace) };
+        let (allocations, done) = Counting::during(run);
+        done.unwrap();
+        // The reference does its work in the call.
+        assert!(allocations == 0 || self.0.name().starts_with("ref"), "with a profiler's library too");
         // SAFETY: the workspace of the run above.
         unsafe { prepared.status(Stream(0), workspace) }.unwrap()
     }
@@ -441,4 +451,31 @@ fn graphs_and_peers(hip: &Hip) {
     // SAFETY: four bytes each.
     assert_eq!(unsafe { (table.hipMemcpy)(to, word as *const std::ffi::c_void, 4, 4) }, 0);
     assert_eq!(value, 7);
+}
+
+/// A stream that blocks nobody is waited for by its events, and by nothing else.
+fn streams_and_events(hip: &Hip) {
+    const NON_BLOCKING: u32 = 1;
+    let table = hip.table();
+    let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let (mut word, mut seen) = (0, [0_u32; 2]);
+    let [first, second] = seen.each_mut().map(|value| std::ptr::from_mut(value).cast());
+    // SAFETY: all pointers are valid for the calls, and copies have four bytes on either side.
+    unsafe {
+        assert_eq!(table.hipStreamCreateWithFlags.unwrap()(&mut stream, NON_BLOCKING), 0);
+        assert_eq!(table.hipEventCreate.unwrap()(&mut event), 0);
+        assert_eq!((table.hipMalloc)(&mut word, 4), 0);
+        let address = word as *const std::ffi::c_void;
+        assert_eq!((table.hipMemsetD32Async)(word, 1, 1, std::ptr::null_mut()), 0);
+        assert_eq!((table.hipMemsetD32Async)(word, 2, 1, stream), 0);
+        assert_eq!(table.hipEventRecord.unwrap()(event, stream), 0);
+        // The copy waits for the default stream alone.
+        assert_eq!((table.hipMemcpy)(first, address, 4, 4), 0);
+        assert_eq!(table.hipEventSynchronize.unwrap()(event), 0);
+        assert_eq!((table.hipMemcpy)(second, address, 4, 4), 0);
+        assert_eq!(table.hipEventDestroy.unwrap()(event), 0);
+        assert_eq!(table.hipEventSynchronize.unwrap()(event), 400, "it is gone");
+        assert_eq!(table.hipStreamDestroy.unwrap()(stream), 0);
+    }
+    assert_eq!(seen, [1, 2]);
 }

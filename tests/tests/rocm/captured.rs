@@ -1,4 +1,4 @@
-//! Runs captured in graphs and replayed with other lengths, beside eager runs on the same shared memory.
+//! Runs captured in graphs and replayed with other lengths and queries, beside eager runs on the same shared memory.
 
 use std::ffi::c_void;
 
@@ -31,7 +31,16 @@ fn capture(ranks: &Ranks) -> Vec<Graph> {
         ok(unsafe { table.hipStreamCreate.unwrap()(&mut stream) });
         // SAFETY: the stream was created above.
         ok(unsafe { table.hipStreamBeginCapture.unwrap()(stream, 0) });
+        let before = ranks.simulated.calls().len();
         member.enqueue(Stream(stream as u64));
+        // Launches and the clearing of the status word: a capture takes nothing else.
+        let calls = ranks.simulated.calls();
+        let captured = calls[before..].iter().filter(|call| call.captured);
+        assert_eq!(captured.clone().count(), calls.len() - before);
+        assert!(
+            captured.clone().all(|c| ["hipModuleLaunchKernel", "hipMemsetD32Async"].contains(&c.function))
+        );
+        assert!(captured.count() > 4);
         // SAFETY: the pointer is valid for the call.
         ok(unsafe { table.hipStreamEndCapture.unwrap()(stream, &mut graph) });
         let none = std::ptr::null_mut();
@@ -70,6 +79,13 @@ fn check(group: &Group, steps: i32) {
         let tensor = inputs.tensors.iter_mut().find(|tensor| tensor.role == Role::KvLengths).unwrap();
         tensor.bytes = Some(bytes);
         ranks.write(Role::KvLengths, &inputs.batch.kv_lens);
+        if group.queries == QuerySource::Replicated {
+            // Other queries in every step, as a new token brings them.
+            let query = inputs.tensors.iter_mut().find(|tensor| tensor.role == Role::IndexQuery).unwrap();
+            let bytes = query.bytes.as_mut().unwrap();
+            bytes.rotate_left(4 * step as usize);
+            ranks.write(Role::IndexQuery, &msa_tests::compare::i32s(bytes));
+        }
         match step % 4 {
             0 | 1 => replay(&ranks, &graphs),
             2 => ranks.enqueue_all(),

@@ -1,5 +1,5 @@
-//! The set `emu` on every shipped kernel, with every check of the harness and no differing bit; and that no shipped kernel
-//! was left out.
+//! The sets `emu` and `checked` on every shipped kernel, with every check of the harness and no differing bit; and that no
+//! shipped kernel was left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn check(arch: &str) {
     }
     let (mut executed, mut had) = (BTreeSet::new(), BTreeMap::new());
     let mut failures = Vec::new();
-    for case in sets::read("emu").unwrap() {
+    for case in sets::read("emu").unwrap().into_iter().chain(sets::read("checked").unwrap()) {
         let emulated = Arc::new(EmulatedDevice::new(arch).unwrap());
         let device: Arc<dyn Device> = emulated.clone();
         for variant in variants(&*device, &case, &had) {

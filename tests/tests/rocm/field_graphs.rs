@@ -8,7 +8,7 @@ use msa_core::args::Args;
 use msa_core::backend::{Device, Prepared, Span, Stream};
 use msa_tests::memory::Placement;
 
-use crate::pair::{ARCHITECTURES, Pair, ready};
+use crate::pair::{ARCHITECTURES, NON_BLOCKING, Pair, ready};
 
 /// A captured run on a simulated GPU.
 struct Captured {
@@ -36,7 +36,7 @@ impl Captured {
         let (mut stream, mut graph, mut executable) =
             (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the pointer is valid for the call.
-        ok(unsafe { table.hipStreamCreate.unwrap()(&mut stream) });
+        ok(unsafe { table.hipStreamCreateWithFlags.unwrap()(&mut stream, NON_BLOCKING) });
         // SAFETY: the stream was created above.
         ok(unsafe { table.hipStreamBeginCapture.unwrap()(stream, 0) });
         // SAFETY: everything was placed on this device and stays.

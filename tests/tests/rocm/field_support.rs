@@ -11,10 +11,12 @@ use msa_core::op::{Attention, IndexScore, Op, OpKind};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::DType;
 use msa_core::variant::Support;
-use msa_fake_hip::Simulated;
-use msa_rocm::launch::KernelLaunch;
+use msa_fake_hip::{Setup, Simulated};
+use msa_rocm::launch::{KernelLaunch, Name};
+use msa_rocm::parameters::Block;
 use msa_rocm::{backend_over, variants};
-use msa_tests::rocm_emu;
+use msa_tests::rocm_emu::{self, EmulatedDevice};
+use msa_tests::steps::Run;
 
 use crate::pair::{ARCHITECTURES, Pair, device, plain, ready};
 
@@ -28,10 +30,10 @@ fn backend(architectures: &[&str]) -> (Simulated, Arc<dyn Backend>) {
 fn d07_more_work_items_than_a_packet_counts_are_refused_with_the_limit() {
     let launch = |groups: u32, threads: u32| KernelLaunch {
         source: "append",
-        variant: "append.nvfp4.gfx950.row".to_owned(),
+        variant: Name::from("append.nvfp4.gfx950.row").unwrap(),
         grid: [groups, 4, 1],
         threads,
-        arguments: Vec::new(),
+        arguments: Block::new(),
     };
     // A million tokens of sixty layers in one call.
     assert_eq!(launch(60 << 20, 64).check(), Ok(()));
@@ -104,9 +106,9 @@ fn g07_support_and_plan_agree() {
                 }
             }
         }
-        for group in [1, 3, 7, 16] {
-            plain(&format!("sparse_decode(hq={group},hkv=1,hi=1,q=Q8,kv=KV8,len=[2x300],k=3)"));
-        }
+    }
+    for group in 1..=16 {
+        plain(&format!("sparse_decode(hq={group},hkv=1,hi=1,q=Q8,kv=KV8,len=[2x300],k=3)"));
     }
 }
 
@@ -172,25 +174,109 @@ fn o06_index_formats_answer_by_architecture() {
     assert_eq!(answers("gfx950"), [true, true, false, true]);
 }
 
+/// A device with the compute units of an MI300X.
+fn of_full_size(arch: &str) -> Arc<EmulatedDevice> {
+    Arc::new(EmulatedDevice::with(&Setup { units: 304, ..Setup::of(&[arch]) }).unwrap())
+}
+
+/// When the last unit is done if the parts, in their order, go to the unit that is free first, two at a time.
+fn makespan(parts: impl IntoIterator<Item = u64>, units: u64) -> u64 {
+    let mut busy = std::collections::BinaryHeap::from(vec![std::cmp::Reverse(0_u64); units as usize]);
+    for part in parts {
+        let std::cmp::Reverse(until) = busy.pop().unwrap();
+        busy.push(std::cmp::Reverse(until + part));
+    }
+    busy.into_iter().map(|std::cmp::Reverse(until)| until).max().unwrap()
+}
+
+fn index_parts(device: &EmulatedDevice, kv_lens: &[i32]) -> Vec<u64> {
+    let op =
+        Op::IndexScore(IndexScore { query: DType::Bf16, keys: CacheFormat::Nvfp4, ..IndexScore::default() });
+    let lengths = Lengths::from_lists(&vec![1; kv_lens.len()], kv_lens).unwrap();
+    let plan = device.plan(&op, &lengths, &PlanOptions::default()).unwrap();
+    plan.block_parts.iter().map(|part| u64::from(part.block_end - part.block_begin)).collect()
+}
+
 #[test]
-fn p03_p04_work_is_divided_by_blocks() {
+fn p03_parts_fill_the_machine_and_every_key_is_loaded_once() {
     if !ready() {
         return;
     }
-    let device = device("gfx950", 1, 2);
-    let op =
-        Op::IndexScore(IndexScore { query: DType::E4m3, keys: CacheFormat::Nvfp4, ..IndexScore::default() });
-    let units = u64::from(device.info().traits.units);
-    // One context of 512K tokens among 63 short ones: no part has more than its share.
-    let lengths = Lengths::from_lists(&[1; 64], &[&[512 << 10][..], &[1024; 63]].concat()).unwrap();
-    let plan = device.plan(&op, &lengths, &PlanOptions::default()).unwrap();
-    let width = |part: &msa_core::plan::BlockPart| u64::from(part.block_end - part.block_begin);
-    let total: u64 = plan.block_parts.iter().map(width).sum();
-    let longest = plan.block_parts.iter().map(width).max().unwrap();
-    assert!(longest <= (total / units).max(4), "{longest} of {total} blocks");
-    // Blocks enough for every unit give every unit a group.
-    let plan = device.plan(&op, &Lengths::upto(1, 1, 8704).unwrap(), &PlanOptions::default()).unwrap();
-    assert!(plan.block_parts.len() as u64 >= units);
+    let device = of_full_size("gfx950");
+    for (requests, kv) in [1, 4, 16].into_iter().flat_map(|b| [8_700, 32_768, 262_144].map(|kv| (b, kv))) {
+        let parts = index_parts(&device, &vec![kv; requests]);
+        // The four waves of a group take a block each.
+        let quads = requests * (kv as usize).div_ceil(4 * 128);
+        assert!(parts.len() >= quads.min(304), "{requests} of {kv}: {} parts", parts.len());
+    }
+    // Bytes of an index page in NVFP4: 128 tokens of 64 bytes of codes and 8 of scales, whatever heads and rows there are.
+    for lengths in ["1x8700", "8x8700", "1x8700,4x1300"] {
+        let pair =
+            Pair::new("gfx950", &format!("index_score(hq=16,hkv=4,hi=4,iq=Q8,ik=nvfp4,len=[{lengths}])"));
+        let blocks: u64 =
+            pair.trial.case.lengths.0.iter().map(|length| (length.kv_len as u64).div_ceil(128)).sum();
+        let own: Arc<dyn Device> = pair.device.clone();
+        let run = Run::start(&own, &pair.trial.case, &pair.trial.plan, &pair.trial.inputs).unwrap();
+        let cache = run.placement.buffers.iter().find(|buffer| buffer.name.contains("cache")).unwrap();
+        let loaded = pair.device.simulated().loaded_bytes(cache.span().address).unwrap();
+        assert_eq!(loaded, blocks * 128 * 72, "{lengths}");
+    }
+}
+
+#[test]
+fn p04_one_long_request_does_not_stall_the_batch() {
+    if !ready() {
+        return;
+    }
+    for arch in ARCHITECTURES {
+        let device = of_full_size(arch);
+        let units = 304;
+        let alone = makespan(index_parts(&device, &[512 << 10]), units);
+        let batch = index_parts(&device, &[&[512 << 10][..], &[1024; 63]].concat());
+        let total: u64 = batch.iter().sum();
+        assert!(batch.iter().max() <= Some(&(total / units).max(4)), "{arch}");
+        let together = makespan(batch, units);
+        assert!(
+            10 * together <= 13 * alone,
+            "{arch}: {together} blocks in turn, {alone} for the long one alone"
+        );
+    }
+}
+
+#[test]
+fn p07_one_query_more_costs_a_wave_of_parts_at_most() {
+    if !ready() {
+        return;
+    }
+    let device = of_full_size("gfx950");
+    for cache in [CacheFormat::Nvfp4, CacheFormat::E4m3] {
+        let geometry = Geometry { query_heads: 16, kv_heads: 1, index_heads: 1, ..Geometry::M3 };
+        let op = Op::SparseDecode(Attention { geometry, query: DType::E4m3, cache, ..Attention::default() });
+        let at_once = if cache == CacheFormat::Nvfp4 { 608 } else { 304 };
+        let planned = |queries: u32| {
+            let lengths =
+                Lengths::from_lists(&vec![1; queries as usize], &vec![8192; queries as usize]).unwrap();
+            let plan = device.plan(&op, &lengths, &PlanOptions::default()).unwrap();
+            assert!(plan.to_string().contains("slot_parts"), "the plan names its parts");
+            let state = u64::from(plan.slot_parts.len() > queries as usize);
+            let widths: Vec<u64> = plan
+                .slot_parts
+                .iter()
+                .map(|part| u64::from(part.slot_end - part.slot_begin) + state)
+                .collect();
+            // A merge is a launch more.
+            (makespan(widths.iter().copied(), at_once) + 4 * state, widths.len() as u64, widths[0])
+        };
+        for queries in 1..256 {
+            let (now, groups, width) = planned(queries);
+            let (next, ..) = planned(queries + 1);
+            // At a border of waves one wave of parts more, else nothing.
+            let more = groups / u64::from(queries) * u64::from(queries + 1);
+            let border = more.div_ceil(at_once) > groups.div_ceil(at_once);
+            let most = now + if border { width } else { 0 };
+            assert!(next <= most, "{cache:?} {queries}: {now} slots in turn, then {next}, width {width}");
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,10 @@
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+/// Counts, for the test that an enqueued run allocates nothing.
+#[global_allocator]
+static ALLOCATOR: msa_fake_hip::Counting = msa_fake_hip::Counting;
+
 mod captured;
 mod emu_set;
 mod examples;
@@ -23,6 +27,8 @@ mod field_ranks;
 #[path = "../gpu/field_select.rs"]
 mod field_select;
 mod field_support;
+mod first_call;
+mod host_path;
 mod pair;
 mod ranks;
 #[path = "../gpu/workspaces.rs"]

@@ -26,6 +26,9 @@ pub(crate) const QUERIES: &[&str] = &["Q8"];
 /// Most that the mean of values 0 and 1 may be off under [`LOGITS`].
 pub(crate) const MEAN_ERROR: f64 = 1e-6;
 
+/// `hipStreamNonBlocking`: the default stream and this one do not wait for each other, as with the streams of engines.
+pub(crate) const NON_BLOCKING: u32 = 1;
+
 /// True if there are kernels to run.
 pub(crate) fn ready() -> bool {
     match rocm_emu::images() {

@@ -57,6 +57,9 @@ impl Group {
     pub(crate) fn check(&self) {
         let ranks = self.start();
         ranks.enqueue_all();
+        if self.transport == Transport::Collective {
+            ranks.gather();
+        }
         ranks.assert_equal(&ranks.inputs, &format!("{self:?}"));
     }
 }
@@ -129,6 +132,23 @@ impl Ranks {
         self.members.iter().for_each(|member| member.enqueue(Stream(0)));
     }
 
+    /// What the engine's collective library does between the halves of a run, and the second half.
+    pub(crate) fn gather(&self) {
+        for (number, from) in self.members.iter().enumerate() {
+            let layout = from.rank.plan().collective();
+            let mut keys = vec![0; layout.bytes as usize];
+            from.device.memory().read(from.workspace.address + layout.send, &mut keys).unwrap();
+            for to in &self.members {
+                let receive = to.rank.plan().collective().receive + number as u64 * layout.bytes;
+                to.device.memory().write(to.workspace.address + receive, &keys).unwrap();
+            }
+        }
+        for member in &self.members {
+            // SAFETY: as for the first half, and the keys are there.
+            unsafe { member.rank.enqueue_merge(Stream(0), &member.args, member.workspace) }.unwrap();
+        }
+    }
+
     /// Waits, and compares every rank's lists with those of one device on `inputs`.
     pub(crate) fn assert_equal(&self, inputs: &Inputs, what: &str) {
         let want = self.single_device(inputs);
@@ -187,9 +207,12 @@ impl Ranks {
 }
 
 impl Member {
+    /// A run; with a collective the half before it.
     pub(crate) fn enqueue(&self, stream: Stream) {
+        let halves = self.rank.plan().options.transport == Transport::Collective;
+        let enqueue = if halves { IndexerRank::enqueue_keys } else { IndexerRank::enqueue };
         // SAFETY: everything was placed on this device and stays; the shared memory was zero and is this group's.
-        unsafe { self.rank.enqueue(stream, &self.args, self.workspace) }.unwrap();
+        unsafe { enqueue(&self.rank, stream, &self.args, self.workspace) }.unwrap();
     }
 
     pub(crate) fn status(&self, stream: Stream) -> Status {

@@ -30,7 +30,7 @@ pub(super) fn of_object(built: &Built, disassembler: &Disassembler) -> Result<Ve
         let kernel: &msa_emu::gfx9::code_object::KernelCode = kernel;
         let listing = disassembler.listing(&kernel.code).map_err(|error| format!("{symbol}: {error}"))?;
         Ok(Counted {
-            name: variant_name(symbol, architecture)?,
+            name: rules::variant_name(symbol, architecture)?,
             architecture: architecture.to_owned(),
             file: file.clone(),
             census: Census::of(kernel, &listing),
@@ -38,14 +38,6 @@ pub(super) fn of_object(built: &Built, disassembler: &Disassembler) -> Result<Ve
         })
     };
     built.object.kernels().iter().map(count).collect()
-}
-
-/// The variant `op.formats.arch.trick` of the symbol `op_formats_arch_trick`; only the op may hold more underscores.
-fn variant_name(symbol: &str, architecture: &str) -> Result<String, String> {
-    let wrong = || format!("symbol {symbol} is not op_formats_{architecture}_trick");
-    let (head, trick) = symbol.split_once(&format!("_{architecture}_")).ok_or_else(wrong)?;
-    let (op, formats) = head.rsplit_once('_').ok_or_else(wrong)?;
-    Ok(format!("{op}.{formats}.{architecture}.{trick}"))
 }
 
 /// What every kernel of its kind must and must not contain.
@@ -91,16 +83,4 @@ pub(super) fn compare(kernels: &[Counted], folder: &Path, accept: bool) -> Resul
     }
     let names = differing.join(", ");
     Err(format!("the census differs: {names}; `cargo xtask plugin rocm --accept` writes what was found"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn symbols_become_variant_names() {
-        let name = variant_name("index_score_q8k4_gfx950_lut", "gfx950");
-        assert_eq!(name.as_deref(), Ok("index_score.q8k4.gfx950.lut"));
-        assert!(variant_name("index_score_q8k4", "gfx950").is_err());
-    }
 }

@@ -23,11 +23,12 @@ struct Mutation {
     to: Option<String>,
 }
 
-/// Compiles every fault of a source into `folder`, as `<family>.<name>.<arch>.hsaco`.
+/// Compiles every fault of a source into `folder`, as `<family>.<name>.<arch>.hsaco`. Answers with how many there are and for
+/// how many the compiler ran.
 ///
 /// # Errors
 /// A text that does not stand once in its file, or the compiler's message.
-pub(super) fn build(root: &Path, toolchain: &Toolchain, folder: &Path) -> Result<usize, String> {
+pub(super) fn build(root: &Path, toolchain: &Toolchain, folder: &Path) -> Result<(usize, usize), String> {
     let path = root.join("tests").join("emu").join("mutations.toml");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let catalogue: Catalogue =
@@ -35,28 +36,20 @@ pub(super) fn build(root: &Path, toolchain: &Toolchain, folder: &Path) -> Result
     let kernels = root.join("msa-rocm").join("kernels");
     let sources: Vec<&Mutation> = catalogue.mutation.iter().filter(|m| m.file.is_some()).collect();
     // Each is a second of one core.
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let work = || -> Result<(), String> {
-        loop {
-            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some(mutation) = sources.get(index) else { return Ok(()) };
-            build_one(mutation, &kernels, toolchain, folder)?;
-        }
-    };
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        all.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())?)
+    let version = toolchain.version()?;
+    let fresh = compile::on_all_cores(&sources, |mutation| {
+        build_one(mutation, &kernels, toolchain, &version, folder)
     })?;
-    Ok(sources.len())
+    Ok((sources.len(), fresh.iter().filter(|fresh| fresh.0).count()))
 }
 
 fn build_one(
     mutation: &Mutation,
     kernels: &Path,
     toolchain: &Toolchain,
+    version: &str,
     folder: &Path,
-) -> Result<(), String> {
+) -> Result<compile::Fresh, String> {
     let label = format!("{}.{}", mutation.family, mutation.name);
     let copy = folder.join("sources").join(&label);
     copy_sources(kernels, &copy).map_err(|error| format!("{}: {error}", copy.display()))?;
@@ -70,10 +63,13 @@ fn build_one(
     std::fs::write(&file, text.replacen(from, to, 1)).map_err(|error| format!("{label}: {error}"))?;
     let source = copy.join(format!("{}.cpp", mutation.family));
     let architecture = mutation.arch.as_deref().unwrap_or("gfx950");
-    let built =
-        compile::build(toolchain, &source, architecture, &copy).map_err(|e| format!("{label}: {e}"))?;
     let target: PathBuf = folder.join(format!("{label}.{architecture}.hsaco"));
-    std::fs::rename(&built.path, &target).map_err(|error| format!("{}: {error}", target.display()))
+    let common = compile::Common::read(version, &copy)?;
+    compile::unless_current(&target, &common, &source, architecture, || {
+        let built = compile::build(toolchain, &source, architecture, &copy)?;
+        std::fs::rename(&built.path, &target).map_err(|error| format!("{}: {error}", target.display()))
+    })
+    .map_err(|error| format!("{label}: {error}"))
 }
 
 fn copy_sources(from: &Path, to: &Path) -> std::io::Result<()> {

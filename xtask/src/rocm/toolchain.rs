@@ -1,7 +1,7 @@
 //! The compiler: clang 22 and lld 22, from the system or pinned from PyPI.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The Python package whose clang and lld are pinned: its 0.17.1 carries LLVM 22.1.8. The published kernels are built with
@@ -18,21 +18,37 @@ pub(super) struct Toolchain {
 }
 
 impl Toolchain {
-    /// `clang-22` and `ld.lld-22` of the system, the package in `target`, or the package after installing it there.
+    /// `clang-22` and `ld.lld-22` of the system, or the package in `target`.
+    pub(super) fn find(target: &Path) -> Option<Self> {
+        let python = Self::python(target);
+        Self::of_system()
+            .or_else(|| runs(&python, &["-m", "ziglang", "version"]).then(|| Self::of_package(&python)))
+    }
+
+    /// As [`Toolchain::find`], or the package after installing it in `target`.
     ///
     /// # Errors
     /// Python or the package cannot be had.
     pub(super) fn find_or_install(target: &Path) -> Result<Self, String> {
-        if let Some(found) = Self::of_system() {
+        if let Some(found) = Self::find(target) {
             return Ok(found);
         }
-        let folder = target.join("toolchain").join("rocm");
-        let python = folder.join("bin").join("python");
-        if !runs(&python, &["-m", "ziglang", "version"]) {
-            install(&folder, &python)?;
-        }
-        let call = |tool: &str| vec![python.clone().into(), "-m".into(), "ziglang".into(), tool.into()];
-        Ok(Self { clang: call("clang"), linker: call("ld.lld") })
+        let python = Self::python(target);
+        install(&Self::folder(target), &python)?;
+        Ok(Self::of_package(&python))
+    }
+
+    fn folder(target: &Path) -> PathBuf {
+        target.join("toolchain").join("rocm")
+    }
+
+    fn python(target: &Path) -> PathBuf {
+        Self::folder(target).join("bin").join("python")
+    }
+
+    fn of_package(python: &Path) -> Self {
+        let call = |tool: &str| vec![python.into(), "-m".into(), "ziglang".into(), tool.into()];
+        Self { clang: call("clang"), linker: call("ld.lld") }
     }
 
     fn of_system() -> Option<Self> {

@@ -36,6 +36,8 @@ struct Case {
     high: bool,
     /// The rows are those of a step: what stands behind the last request is padding.
     padded: bool,
+    /// The device says how many rows there are, and there are no requests.
+    live: bool,
     seed: u64,
 }
 
@@ -50,6 +52,7 @@ const CASE: Case = Case {
     null: false,
     high: true,
     padded: false,
+    live: false,
     seed: 1,
 };
 
@@ -175,6 +178,7 @@ fn check(case: &Case) {
                 0
             },
             slots: if case.query { 0 } else { constant(&bytes_of(&inputs.slots, i64::to_le_bytes)) },
+            live: if case.live { constant(&(LIVE_ROWS as i32).to_le_bytes()) } else { 0 },
             tensor_scale: if case.scaled { constant(&SCALE.to_le_bytes()) } else { 0 },
             output: output_at,
             scales: scales_at,
@@ -240,7 +244,7 @@ impl Written {
 
     /// Page and token of a row, or its own place; `None` if it is not stored.
     fn place(&mut self, case: &Case, inputs: &Inputs, row: usize) -> Option<(usize, usize)> {
-        let rows = if case.padded { LIVE_ROWS } else { ROWS };
+        let rows = if case.padded || case.live { LIVE_ROWS } else { ROWS };
         if row >= rows {
             return None;
         }
@@ -322,6 +326,7 @@ fn queries_and_caches_in_every_format() {
     check(&Case { high: false, stored: Stored::Fp8, seed: 10, ..CASE });
     for stored in [Stored::Bf16, Stored::Fp8, Stored::Nvfp4] {
         check(&Case { padded: true, stored, seed: 11, ..CASE });
+        check(&Case { live: true, stored, seed: 12, ..CASE });
     }
     check(&Case { null: true, stored: Stored::Nvfp4, seed: 9, ..CASE });
     check(&Case { query: true, seed: 3, ..CASE });

@@ -43,6 +43,8 @@ pub(crate) struct Case<'a> {
     pub(crate) laggard: Option<usize>,
     /// Polls before a rank counts as missing.
     pub(crate) spins: u32,
+    /// Wave-instructions after which a run counts as endless.
+    pub(crate) most_steps: u64,
 }
 
 impl Default for Case<'_> {
@@ -57,6 +59,7 @@ impl Default for Case<'_> {
             absent: None,
             laggard: None,
             spins: 20_000,
+            most_steps: options(1).most_steps,
         }
     }
 }
@@ -91,7 +94,11 @@ pub(crate) fn run(kernels: &Kernels, case: &Case<'_>) -> Result<Outcome, EmuErro
         (0..case.rounds).map(|_| random_scores(rows * case.heads * blocks, &mut random)).collect();
     let mut machine = Machine::new(
         world,
-        Options { laggard: case.laggard.map(|rank| (rank, EXCHANGE_LAUNCH)), ..options(case.seed) },
+        Options {
+            laggard: case.laggard.map(|rank| (rank, EXCHANGE_LAUNCH)),
+            most_steps: case.most_steps,
+            ..options(case.seed)
+        },
     );
     let batch = requests.place(&mut machine).batch;
     let row_count = machine.constant(&(rows as i32).to_le_bytes());
@@ -196,14 +203,16 @@ fn single_device(requests: &Requests, scores: &[f32], blocks: usize, case: &Case
 }
 
 fn check(case: &Case<'_>) {
-    for (architecture, _) in ARCHITECTURES {
-        let Some(kernels) = Kernels::shipped(architecture) else { continue };
-        let outcome = run(&kernels, case).unwrap_or_else(|error| panic!("{error}"));
-        for (rank, lists) in outcome.lists.iter().enumerate() {
-            assert_eq!(outcome.status[rank], EMPTY_STATUS, "{architecture} rank {rank}");
-            for (round, (got, want)) in lists.iter().zip(&outcome.want).enumerate() {
-                assert_eq!(got, want, "{architecture} rank {rank} of {} round {round}", case.world);
-            }
+    ARCHITECTURES.iter().for_each(|(architecture, _)| check_on(architecture, case));
+}
+
+fn check_on(architecture: &str, case: &Case<'_>) {
+    let Some(kernels) = Kernels::shipped(architecture) else { return };
+    let outcome = run(&kernels, case).unwrap_or_else(|error| panic!("{error}"));
+    for (rank, lists) in outcome.lists.iter().enumerate() {
+        assert_eq!(outcome.status[rank], EMPTY_STATUS, "{architecture} rank {rank}");
+        for (round, (got, want)) in lists.iter().zip(&outcome.want).enumerate() {
+            assert_eq!(got, want, "{architecture} rank {rank} of {} round {round}", case.world);
         }
     }
 }
@@ -246,6 +255,19 @@ pub(crate) fn a_rank_that_does_not_arrive_is_named_and_nobody_hangs() {
         let case = Case { world: 3, absent: Some(2), heads: 1, ..Case::default() };
         let outcome = run(&kernels, &case).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(outcome.status, [1 << 7 | 1 << 18, 1 << 7 | 1 << 18, 0], "{architecture}");
+    }
+}
+
+#[test]
+fn m03_45_requests_of_30k_to_210k_tokens() {
+    let lengths: Vec<(u32, u32)> = (0..45).map(|i| (1 + i % 2 * 3, 30_000 + i * 180_000 / 44)).collect();
+    for (architecture, worlds) in [("gfx950", [2, 8]), ("gfx942", [1, 4])] {
+        for world in worlds {
+            let seed = 60 + u64::from(world);
+            let long = Case { spins: 1 << 22, most_steps: 1 << 28, ..Case::default() };
+            let case = Case { lengths: &lengths, heads: 4, world, seed, ..long };
+            check_on(architecture, &case);
+        }
     }
 }
 

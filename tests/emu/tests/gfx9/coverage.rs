@@ -5,7 +5,7 @@ use msa_emu::gfx9::Kernel;
 use crate::rig::{ARCHITECTURES, kernel};
 
 /// Every shipped kernel as (op, formats, trick).
-const KERNELS: [(&str, &str, &str); 24] = [
+const KERNELS: [(&str, &str, &str); 26] = [
     ("append", "bf16", "row"),
     ("append", "fp8", "row"),
     ("append", "nvfp4", "row"),
@@ -30,6 +30,8 @@ const KERNELS: [(&str, &str, &str); 24] = [
     ("sparse_decode", "q16kv4", "shared"),
     ("sparse_decode", "q16kv16", "shared"),
     ("merge", "f32", "lse"),
+    ("validate", "i32", "check"),
+    ("validate", "i32", "gate"),
 ];
 
 /// Instructions of a kernel that no check need execute, of a hundred.
@@ -63,6 +65,7 @@ fn the_checks_execute_every_kernel_and_nearly_every_instruction() {
     crate::context_parallel::all();
     crate::context_parallel::a_rank_that_does_not_arrive_is_named_and_nobody_hangs();
     crate::merge::all();
+    crate::validate::all();
     let kernels = ARCHITECTURES.iter().flat_map(|(architecture, _)| {
         KERNELS.iter().filter_map(move |(op, formats, trick)| kernel(op, formats, architecture, trick))
     });

@@ -2,7 +2,7 @@
 
 use msa_core::cache::VScaleOrder;
 use msa_core::tensor::DType;
-use msa_emu::gfx9::Machine;
+use msa_emu::gfx9::{Machine, Statistics};
 use msa_ref::sim::cdna::Generation;
 use msa_ref::sim::recipe::BlockScorer;
 use msa_rocm::parameters::IndexScore;
@@ -69,9 +69,16 @@ fn check(case: &Case<'_>) {
 
 const UNTOUCHED: u8 = 0xcd;
 
-fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query: DType, format: Format) {
+/// What the kernel did; `None` where it was not built.
+fn check_one(
+    case: &Case<'_>,
+    architecture: &str,
+    generation: Generation,
+    query: DType,
+    format: Format,
+) -> Option<Statistics> {
     let (formats, trick) = format.names(query, "k");
-    let Some(kernel) = kernel("index_score", &formats, architecture, trick) else { return };
+    let kernel = kernel("index_score", &formats, architecture, trick)?;
     let mut random = Random::new(case.seed);
     let mut requests = Requests::new(case.lengths, &mut random);
     if case.positions {
@@ -138,7 +145,7 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
         row_end,
         score_columns: columns as u32,
     };
-    run(&mut machine, &kernel, [part_list.len() as u32 / 4, 1, 1], 256, &parameters);
+    let statistics = run(&mut machine, &kernel, [part_list.len() as u32 / 4, 1, 1], 256, &parameters);
 
     let product = arithmetic(generation, query, format).index;
     let scale = if case.scales { query_factor * key_factor } else { 1.0 };
@@ -165,6 +172,32 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
     // Bits 0 and 2 of the status word: a page and a length out of range.
     let status = u32::from(case.broken) | u32::from(case.too_long) << 2;
     assert_eq!(machine.bytes(device.status), status.to_le_bytes());
+    Some(statistics)
+}
+
+#[test]
+fn heads_and_rows_fill_sixteen_columns_and_keys_are_dequantised_once() {
+    for (architecture, generation) in ARCHITECTURES {
+        for (query, format) in FORMATS {
+            let cost = |rows, heads| {
+                let case = Case { lengths: &[(rows, 300)], heads, seed: 20, ..Case::default() };
+                check_one(&case, architecture, generation, query, format)
+            };
+            let Some(one) = cost(1, 16) else { return };
+            for (rows, heads) in [(4, 4), (8, 2), (2, 8), (1, 4), (5, 3)] {
+                let other = cost(rows, heads).unwrap();
+                let name = format!("{architecture} {query} {format:?} {rows} x {heads}");
+                assert_eq!(other.matrix_instructions, one.matrix_instructions, "{name}");
+                assert_eq!(other.byte_permutes, one.byte_permutes, "{name}");
+            }
+            for (rows, heads) in [(5, 4), (8, 4), (2, 16)] {
+                let other = cost(rows, heads).unwrap();
+                let name = format!("{architecture} {query} {format:?} {rows} x {heads}");
+                assert_eq!(other.matrix_instructions, 2 * one.matrix_instructions, "{name}");
+                assert_eq!(other.byte_permutes, one.byte_permutes, "{name}");
+            }
+        }
+    }
 }
 
 #[test]

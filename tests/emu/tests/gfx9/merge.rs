@@ -4,7 +4,7 @@ use msa_core::op::{LseBase, Merge as Op, MergeDomain};
 use msa_core::tensor::DType;
 use msa_emu::gfx9::Machine;
 use msa_ref::sim::merge::{State, merge_head};
-use msa_rocm::parameters::{Batch, Merge};
+use msa_rocm::parameters::{Batch, Element, Merge};
 
 use crate::requests::Requests;
 use crate::rig::{ARCHITECTURES, Random, bytes_of, floats, kernel, options, run};
@@ -117,7 +117,7 @@ fn check(case: &Case) {
             row_begin: 0,
             states: case.states as u32,
             partial_bf16: case.partial == DType::Bf16,
-            output_bf16: case.output == DType::Bf16,
+            element: Element::of(case.output),
             base_two: case.base == LseBase::Two,
         };
         run(&mut machine, &kernel, [ALL_ROWS as u32, HEADS as u32, 1], 64, &parameters);
@@ -175,6 +175,9 @@ fn sums_with_maxima_and_partial_outputs_in_bf16() {
         check(&Case { states: 2, partial, output, seed: 7, ..CASE });
     }
     check(&Case { domain: MergeDomain::SumMax, base: LseBase::Two, seed: 8, ..CASE });
+    for (states, partial) in [(1, DType::F32), (3, DType::F32), (1, DType::Bf16), (2, DType::Bf16)] {
+        check(&Case { states, partial, output: DType::F16, seed: 9 + states as u64, ..CASE });
+    }
 }
 
 /// Everything above, for faulty kernels.

@@ -30,7 +30,7 @@ struct Mutation {
 const FEWEST: usize = 12;
 
 /// The checks by name.
-const CHECKS: [(&str, fn()); 10] = [
+const CHECKS: [(&str, fn()); 12] = [
     ("append", crate::append::all),
     ("index_score", crate::index_score::all),
     ("sparse_decode", crate::sparse_decode::all),
@@ -40,7 +40,9 @@ const CHECKS: [(&str, fn()); 10] = [
     ("candidate_keys", crate::select::candidate_keys_are_the_largest_of_a_rank),
     ("context_parallel", crate::context_parallel::all),
     ("absent_rank", crate::context_parallel::a_rank_that_does_not_arrive_is_named_and_nobody_hangs),
+    ("fences", crate::fences::all),
     ("merge", crate::merge::all),
+    ("validate", crate::validate::all),
 ];
 
 fn catalogue() -> Vec<Mutation> {
@@ -123,7 +125,7 @@ fn breaks_a_rule(object: &CodeObject) -> bool {
     let disassembler = Disassembler::new(object.architecture()).unwrap();
     object.kernels().values().any(|kernel| {
         let listing = disassembler.listing(&kernel.code).unwrap();
-        let name = kernel.name.replacen('_', ".", 1);
+        let name = rules::variant_name(&kernel.name, object.architecture()).unwrap();
         rules::check(&name, &Census::of(kernel, &listing), &listing).is_err()
     })
 }
@@ -204,6 +206,11 @@ fn faults_of_select_merge_are_caught() {
 #[test]
 fn faults_of_exchange_are_caught() {
     check_family("exchange");
+}
+
+#[test]
+fn faults_of_validate_are_caught() {
+    check_family("validate");
 }
 
 #[test]

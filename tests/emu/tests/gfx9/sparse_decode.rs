@@ -1,10 +1,11 @@
 //! `sparse_decode` by rows against the recipe.
 
+use half::{bf16, f16};
 use msa_core::cache::VScaleOrder;
-use msa_core::format::round::{bf16_from_f32_rne, f32_from_bf16};
 use msa_core::tensor::DType;
 use msa_emu::gfx9::Machine;
 use msa_ref::sim::cdna::{CHANNELS, Generation};
+use msa_rocm::parameters::Element;
 
 use crate::attention::{Case, Inputs, UNTOUCHED, output_rows};
 use crate::cache::{FORMATS, Format};
@@ -26,7 +27,7 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
     let (heads, rows) = (case.heads(), inputs.requests.rows());
     let mut machine = Machine::new(1, options(case.seed));
     let placed = inputs.place(case, &mut machine);
-    let element = if case.bf16 { 2 } else { 4 };
+    let element = case.output.bytes() as usize;
     // `[rows][parts][heads]`, so that rows can lie apart.
     let splits = case.splits as usize;
     let (outputs, output, output_row_stride) =
@@ -41,7 +42,7 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
     parameters.output_row_stride = output_row_stride;
     parameters.output_head_stride = (CHANNELS * element) as u64;
     (parameters.lse_part_stride, parameters.lse_row_stride) = (heads as u64, lse_row_stride / 4);
-    parameters.output_bf16 = case.bf16;
+    parameters.element = Element::of(case.output);
     let most_rows = case.lengths.iter().map(|(q, _)| *q).max().unwrap();
     let grid = [part_list.len() as u32 / 4, case.units() as u32, most_rows];
     run(&mut machine, &kernel, grid, 256, &parameters);
@@ -55,11 +56,9 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
             let border = |part: usize| case.slots * part / splits;
             for unit in 0..case.units() {
                 let (mut output, mut lse) = inputs.expected(case, row, unit, border(part)..border(part + 1));
-                if case.bf16 {
-                    output.iter_mut().for_each(|x| *x = f32_from_bf16(bf16_from_f32_rne(*x)));
-                }
+                output.iter_mut().for_each(|x| *x = rounded(case.output, *x));
                 if !touched {
-                    output.fill(if case.bf16 { bf16s(&[UNTOUCHED; 2])[0] } else { untouched });
+                    output.fill(values(case.output, &[UNTOUCHED; 4])[0]);
                     lse.fill(untouched);
                 }
                 want_output.extend(output);
@@ -70,15 +69,29 @@ fn check_one(case: &Case<'_>, architecture: &str, generation: Generation, query:
     let all = |ids: &[msa_emu::gfx9::BufferId]| -> Vec<u8> {
         ids.iter().flat_map(|id| machine.bytes(*id).to_vec()).collect()
     };
-    let got = if case.bf16 { bf16s(&all(&outputs)) } else { floats(&all(&outputs)) };
+    let got = values(case.output, &all(&outputs));
     let name = format!("{architecture} {formats}");
     assert_eq!(first_difference(&floats(&all(&lses)), &want_lse), None, "{name} lse");
     assert_eq!(first_difference(&got, &want_output), None, "{name} output");
     assert_eq!(machine.bytes(placed.device.status), case.status().to_le_bytes(), "{name} status");
 }
 
-fn bf16s(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(2).map(|c| f32::from_bits(u32::from(u16::from_le_bytes([c[0], c[1]])) << 16)).collect()
+/// Values of an output.
+fn values(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let words = || bytes.chunks_exact(2).map(|c| u16::from_le_bytes([c[0], c[1]]));
+    match dtype {
+        DType::Bf16 => words().map(|word| bf16::from_bits(word).to_f32()).collect(),
+        DType::F16 => words().map(|word| f16::from_bits(word).to_f32()).collect(),
+        _ => floats(bytes),
+    }
+}
+
+fn rounded(dtype: DType, x: f32) -> f32 {
+    match dtype {
+        DType::Bf16 => bf16::from_f32(x).to_f32(),
+        DType::F16 => f16::from_f32(x).to_f32(),
+        _ => x,
+    }
 }
 
 #[test]
@@ -99,10 +112,10 @@ fn splits_write_partial_states() {
 }
 
 #[test]
-fn small_groups_bf16_and_linear_value_scales() {
-    for group in [1, 5] {
+fn small_groups_narrow_outputs_and_linear_value_scales() {
+    for (group, output) in [(1, DType::Bf16), (5, DType::Bf16), (3, DType::F16)] {
         let order = VScaleOrder::Linear;
-        check(&Case { group, bf16: true, order, seed: 4, kv_heads: 1, lists: 1, ..Case::default() });
+        check(&Case { group, output, order, seed: 4, kv_heads: 1, lists: 1, ..Case::default() });
     }
 }
 
@@ -142,7 +155,7 @@ pub(crate) fn all() {
     one_row_of_the_m3_group();
     ragged_batches_with_speculative_rows();
     splits_write_partial_states();
-    small_groups_bf16_and_linear_value_scales();
+    small_groups_narrow_outputs_and_linear_value_scales();
     one_list_for_all_kv_heads_and_lists_that_divide_a_kv_head();
     a_nan_value_is_never_lost();
     copies_null_pages_far_pages_and_windows_of_rows();

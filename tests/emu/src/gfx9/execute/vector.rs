@@ -47,10 +47,11 @@ pub(super) enum VectorAction {
 impl VectorAction {
     pub(super) fn decode(instruction: &Instruction) -> Result<Self, Problem> {
         refuse_output_modifiers(instruction)?;
-        if let Some(special) = Special::decode(instruction)?.filter(|_| !instruction.flag("clamp")) {
+        let plain = !instruction.flag("clamp") && !is_upper_half(instruction);
+        if let Some(special) = Special::decode(instruction)?.filter(|_| plain) {
             return Ok(Self::Special(special));
         }
-        let comparison = Comparison::decode(&instruction.mnemonic).filter(|_| !instruction.flag("clamp"));
+        let comparison = Comparison::decode(&instruction.mnemonic).filter(|_| plain);
         if let Some(comparison) = comparison {
             let target = super::program::scalar_of(instruction, 0)?;
             let inputs = [input(instruction, 1, 0, false)?, input(instruction, 2, 1, false)?];
@@ -58,7 +59,8 @@ impl VectorAction {
         }
         let target = vector_of(instruction, 0)?;
         let clamp = if instruction.flag("clamp") { " clamp" } else { "" };
-        let compute = table::lookup(&format!("{}{clamp}", instruction.mnemonic)).ok_or(Problem)?;
+        let half = if is_upper_half(instruction) { " WORD_1" } else { "" };
+        let compute = table::lookup(&format!("{}{clamp}{half}", instruction.mnemonic)).ok_or(Problem)?;
         let double = instruction.mnemonic.ends_with("_f64");
         let count = compute.inputs();
         let inputs =
@@ -185,11 +187,17 @@ const KNOWN_MODIFIERS: [&str; 10] = [
     "src1_sel",
 ];
 
-/// Nothing that the kernels use scales its result or writes a part of a register.
+/// The result goes to the upper half of the target, and the lower one becomes zero.
+fn is_upper_half(instruction: &Instruction) -> bool {
+    instruction.modifier("dst_sel") == Some("WORD_1")
+        && instruction.modifier("dst_unused") == Some("UNUSED_PAD")
+}
+
+/// Nothing that the kernels use scales its result or keeps a part of a register.
 fn refuse_output_modifiers(instruction: &Instruction) -> Result<(), Problem> {
     let whole = instruction.modifier("dst_sel").is_none_or(|part| part == "DWORD");
     let all = instruction.modifiers.iter().all(|(name, _)| KNOWN_MODIFIERS.contains(&name.as_str()));
-    if whole && all { Ok(()) } else { Err(Problem) }
+    if (whole || is_upper_half(instruction)) && all { Ok(()) } else { Err(Problem) }
 }
 
 impl VectorAction {

@@ -3,6 +3,8 @@
 //! The functions go over all lanes at once: called lane by lane through a pointer they would be most of the interpreter's
 //! time, and so the compiler makes vector code of each.
 
+use msa_core::format::round::f16_from_f32_rne;
+
 use super::super::LANES;
 use super::super::registers::Lanes;
 
@@ -205,6 +207,9 @@ fn conversions(name: &str) -> Option<Compute> {
         "v_cvt_f32_i32" => one!(|a| (a as i32 as f32).to_bits()),
         "v_cvt_f32_ubyte0" => one!(|a| ((a & 0xff) as f32).to_bits()),
         "v_cvt_u32_f32" => one!(|a| f(a) as u32),
+        // Sixteen-bit results clear the upper half on gfx9.
+        "v_cvt_f16_f32" => one!(|a| u32::from(f16_from_f32_rne(f(a)).to_bits())),
+        "v_cvt_f16_f32 WORD_1" => one!(|a| u32::from(f16_from_f32_rne(f(a)).to_bits()) << 16),
         "v_cvt_i32_f32" => one!(|a| f(a) as i32 as u32),
         _ => return None,
     })
