@@ -32,7 +32,7 @@ fn block(round: usize, rank: usize, row: usize, slot: usize) -> u16 {
 /// What a rank pushes in a round: the keys of the rows, among noise. The rank whose turn it is has the best.
 fn pushed(round: usize, rank: usize, world: usize, random: &mut Random) -> Vec<u8> {
     let mut words: Vec<u64> = (0..UNITS * 2).map(|_| random.word() << 1 | 1).collect();
-    let score = if (round + rank) % world == 0 { 2.0 } else { 1.0 };
+    let score = if (round + rank).is_multiple_of(world) { 2.0 } else { 1.0 };
     for row in 0..ROWS {
         for slot in 0..SLOTS {
             let key = CandidateKey::new(score, block(round, rank, row, slot), false);
@@ -117,7 +117,7 @@ fn run(kernels: &Kernels, world: usize, rounds: usize, options: Options) -> Resu
 
 fn want(world: usize, rounds: usize) -> Vec<i32> {
     let of_round = |round: usize| {
-        let best = (0..world).find(|rank| (round + rank) % world == 0).unwrap();
+        let best = (0..world).find(|rank| (round + rank).is_multiple_of(world)).unwrap();
         (0..ROWS * SLOTS).map(move |at| block(round, best, at / SLOTS, at % SLOTS).into())
     };
     (0..rounds).flat_map(of_round).collect()

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use msa_tests::hits::Hits;
-use msa_tests::rehearsal;
 use msa_tests::{Case, report::Check};
+use msa_tests::{rehearsal, rocm_emu};
 
 use crate::Failed;
 use crate::children::Runner;
@@ -34,9 +34,9 @@ pub(crate) struct Options {
     /// Child processes at a time; by default one a core for CPU backends, else one
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Seconds that a case has
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS")]
-    timeout: f32,
+    /// Seconds that a case has: 30, on interpreted hardware 300
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<f32>,
     /// Known failures instead of those of the harness
     #[arg(long, value_name = "FILE")]
     known: Option<PathBuf>,
@@ -98,12 +98,13 @@ impl OnDevice<'_> {
     fn runner(&self) -> Result<Runner<'_>, Failed> {
         let options = self.options;
         let on_cpu = ["ref:", "plugin:ref:", rehearsal::PREFIX].iter().any(|own| self.name.starts_with(own));
+        let own_limit = if rocm_emu::is_model(self.name) { 300.0 } else { 30.0 };
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Runner {
             devices: &options.devices,
             name: self.name,
             jobs: options.jobs.unwrap_or(if on_cpu { cores } else { 1 }),
-            timeout: Duration::try_from_secs_f32(options.timeout)?,
+            timeout: Duration::try_from_secs_f32(options.timeout.unwrap_or(own_limit))?,
             expected: options.expected.as_deref(),
         })
     }
