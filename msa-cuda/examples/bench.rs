@@ -87,9 +87,10 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether the formats `name` are to be timed: all, or those of `only=`.
+/// Whether the formats `name` are to be timed: all, or those of each `only=`.
 fn chosen(name: &str) -> bool {
-    std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
+    let mut named = std::env::args().filter_map(|a| a.strip_prefix("only=").map(|only| name == only)).peekable();
+    named.peek().is_none() || named.any(|only| only)
 }
 
 struct Bench<'a> {

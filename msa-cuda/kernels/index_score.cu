@@ -6,26 +6,20 @@
 // A persistent grid divides the (request, unit) list evenly; a unit is four pages (one a warp) or one page (32 rows a warp).
 // Scores do not depend on the division. Each warp drives its own ring of bulk copies.
 #include "include/batch.cuh"
-#include "include/dequant.cuh"
+#include "include/index_keys.cuh"
 #include "include/wgmma.cuh"
+#ifndef FILL
+#define FILL 2
+#endif
 
 namespace msa {
 
-enum class Keys { BF16, FP8, NVFP4 };
-// F16 and BF16 are mma.sync, WGMMA takes e4m3 operands and WGMMA_F16 the same values as f16.
-enum class Path { F16, BF16, WGMMA, WGMMA_F16 };
-
-template <Keys K> struct KeyBytes;
-template <> struct KeyBytes<Keys::BF16> { static constexpr int ROW = 256, SCALE = 0; };
-template <> struct KeyBytes<Keys::FP8> { static constexpr int ROW = 128, SCALE = 0; };
-template <> struct KeyBytes<Keys::NVFP4> { static constexpr int ROW = 64, SCALE = 8; };
-
-// On Hopper the products of f16 operands are wgmma, whose results are those of mma.sync bit for bit (measured); its queries stand
-// in shared memory, which leaves registers for two tiles in flight.
+// On Hopper all products are wgmma, whose results are those of mma.sync bit for bit (measured); its queries stand in shared memory,
+// which leaves registers for two tiles in flight.
 template <Path P>
 constexpr Path ON_THIS_ARCH =
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    P == Path::F16 ? Path::WGMMA_F16 : P;
+    P == Path::F16 ? Path::WGMMA_F16 : P == Path::BF16 ? Path::WGMMA_BF16 : P;
 #else
     P;
 #endif
@@ -44,23 +38,21 @@ struct Shape {
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
   static constexpr Table TABLE = P == Path::BF16 ? Table::BF16 : Table::E4M3;
   // Of a warpgroup; the same on every arch, as the launching side knows one number.
-  static constexpr int QUERY_BYTES = P == Path::WGMMA ? NT * 1024 : P == Path::F16 ? NT * 2048 : 0;
+  static constexpr int QUERY_BYTES = NT * (P == Path::WGMMA ? 1024 : 2048);
   static constexpr int TABLE_BYTES = K == Keys::NVFP4 ? Nvfp4<TABLE>::SHARED_BYTES : 0;
   static constexpr int ROWS = NT * 8;
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
   // Of each row of a warpgroup: address of its scores, maxima of four warps twice, visible tokens.
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
   static constexpr int SHARED = GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * RING * 8;
-  // Two blocks an SM where shared memory and registers allow it.
-  static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 && (NT < 4 || QUERY_BYTES > 0) ? 2 : 1;
+  // Two blocks an SM where shared memory allows it.
+  static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 ? 2 : 1;
 };
 
-struct True { static constexpr bool VALUE = true; };
-struct False { static constexpr bool VALUE = false; };
-
-// Where in the flattened unit list a warpgroup stands: at the unit that begins with page `base` of a request's `pages`.
+// Where in the flattened unit list a warpgroup stands: at the unit that begins with page `base` of a request's `pages`. Its next
+// unit begins `step` pages on.
 struct Cursor {
-  int request, base, pages;
+  int request, base, pages, step;
 };
 
 MSA_DEVICE int pages_of(const Batch& batch, int request) {
@@ -72,17 +64,14 @@ MSA_DEVICE int pages_of(const Batch& batch, int request) {
 template <int PAGE_WARPS>
 constexpr int UNIT_PAGES = 4 / PAGE_WARPS;
 
-// True if the next unit is of another request.
-template <int PAGE_WARPS>
-MSA_DEVICE bool next_unit(const Batch& batch, Cursor& c) {
-  c.base += UNIT_PAGES<PAGE_WARPS>;
-  if (c.base < c.pages) return false;
+MSA_DEVICE void next_unit(const Batch& batch, Cursor& c) {
+  c.base += c.step;
+  if (c.base < c.pages) return;
   c.base = 0;
   do {
     c.request++;
     c.pages = c.request < (int)batch.requests ? pages_of(batch, c.request) : 1;
   } while (c.pages == 0);
-  return true;
 }
 
 // A warpgroup's share of the unit list: `first` and `count`, as even as can be.
@@ -94,18 +83,25 @@ MSA_DEVICE Share share_of(uint32_t units, uint32_t me, uint32_t of) {
   return {each * me + min(me, more), each + (me < more)};
 }
 
-// The share of group `me` of `of`, and the place of its first unit; one pass for up to 32 requests.
+// The share of group `me` of `of`, and the place of its first unit; one pass for up to 32 requests. Of a lone request every `of`th
+// unit, so that its first page does not depend on the length and is looked up while that is loaded.
 template <int PAGE_WARPS>
-MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int lane, Share& share) {
+MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int lane, int& count) {
   constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
   const int requests = (int)batch.requests;
+  if (requests == 1) {
+    const int pages = pages_of(batch, 0), units = (pages + EACH - 1) / EACH;
+    count = (int)me < units ? (units - (int)me - 1) / (int)of + 1 : 0;
+    return {0, (int)me * EACH, pages, (int)of * EACH};
+  }
   uint32_t total = 0;
   int pages = 0;
   for (int base = 0; base < requests; base += 32) {
     pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
     total += __reduce_add_sync(FULL_WARP, (uint32_t)(pages + EACH - 1) / EACH);
   }
-  share = share_of(total, me, of);
+  const Share share = share_of(total, me, of);
+  count = (int)share.count;
   uint32_t before = 0;
   for (int base = 0; base < requests; base += 32) {
     if (requests > 32) pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
@@ -120,11 +116,11 @@ MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int l
     if (share.first < end) {
       const int owner = __ffs(__ballot_sync(FULL_WARP, before + sum > share.first)) - 1;
       const uint32_t begin = before + __shfl_sync(FULL_WARP, sum - mine, owner);
-      return {base + owner, (int)(share.first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner)};
+      return {base + owner, (int)(share.first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner), EACH};
     }
     before = end;
   }
-  return {requests, 0, 1};
+  return {requests, 0, 1, EACH};
 }
 
 // Maxima over the eight rows r of a quad's V values; every lane ends with one of them in v[0], whose index is returned.
@@ -155,8 +151,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   using S = Shape<K, VARIANT, NT, PAGE_WARPS>;
   constexpr Path P = ON_THIS_ARCH<VARIANT>;
   using Codes = Nvfp4<S::TABLE>;
-  constexpr Mma M = P == Path::BF16 ? Mma::BF16 : Mma::F16;
-  constexpr bool ASYNC = P == Path::WGMMA || P == Path::WGMMA_F16;
+  constexpr Mma M = IS_BF16<P> ? Mma::BF16 : Mma::F16;
+  constexpr bool ASYNC = P != Path::F16 && P != Path::BF16;
   constexpr int ROW = KeyBytes<K>::ROW, SCALE = KeyBytes<K>::SCALE;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
@@ -170,81 +166,87 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   const uint32_t s_barrier = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES + warp * S::RING * 8;
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
-  if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, 256, p.exact != 0);
   if (lane == 0) {
     for (int i = 0; i < S::RING; i++) barrier_init(s_barrier + i * 8, 1);
     barrier_init_fence();
   }
-  __syncthreads();
+  __syncwarp();
+#if FILL != 1
+  if constexpr (K == Keys::NVFP4) if (FILL == 0 || !p.batch.own_status) Codes::fill(s_table, tid, 256, p.exact != 0);
+#endif
   // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
   // may be what it writes.
-  if (p.batch.own_status) begin(p.batch);
-  prefetch_table(p.batch, p.blocks);
-
-  // ---- this warpgroup's contiguous range of units
-  Share share;
-  Cursor here = find_share<PAGE_WARPS>(p.batch, blockIdx.x * S::GROUPS + group, gridDim.x * S::GROUPS, lane, share);
-  Cursor ahead = here;
-  const int count = (int)share.count;
-  const int row0 = PAGE_WARPS == 4 ? 32 * w : 0;
+  if (p.batch.own_status) {
+    wait_for_predecessor();
+    clear_own_status(p.batch.status, p.batch.own_status);
+  }
 
   // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
-  const int page_warp = PAGE_WARPS == 1 ? w : 0;
+  const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
   const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
-  int ahead_unit = 0, ahead_stage = 0;
-  int32_t ahead_id = -1;
-  uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
-  bool readable_ahead = false;
-  const uint8_t *ahead_keys = nullptr, *ahead_scales = nullptr;
-  auto look_up = [&]() {
-    if (lane == 0) ahead_id = load_page_id(p.batch, ahead.request, ahead.base + page_warp);
+  const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
+  const bool lone = p.batch.requests == 1;
+  int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
+  auto look_up = [&](int at_request, int at_page) {
+    if (lane == 0) ahead_id = load_page_id(p.batch, at_request, at_page);
   };
-  if (count > 0) look_up();
+  if (lone) look_up(0, me * UNIT_PAGES<PAGE_WARPS> + page_warp);
+  else prefetch_table(p.batch, p.blocks);
+  int count;
+  Cursor here = find_share<PAGE_WARPS>(p.batch, me, of, lane, count);
+  Cursor ahead = here;
+  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp);
+  uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
+  bool outside = false;     // a page id was
   const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
                         p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
-  auto issue = [&](int slot) {
-    if (ahead_unit >= count) return;
-    if (ahead_stage == 0) {
+  // Part `part` of unit `ahead` into a slot; `last` if no unit follows it.
+  auto issue = [&](int slot, int part, bool last) {
+    if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
       const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
-      if (inside && !there) raise(p.batch, STATUS_PAGE);
-      readable_ahead = inside && there && id != p.batch.null_page;
-      ahead_keys = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)id * p.key.page_stride + row0 * p.key.token_stride;
-      if (K == Keys::NVFP4) ahead_scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)id * p.scale.page_stride + row0 * SCALE;
+      outside |= inside && !there;
+      ahead_page = inside && there && id != p.batch.null_page ? id : -1;
     }
-    const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
-    unreadable = (unreadable & ~(1u << slot)) | ((readable_ahead ? 0u : 1u) << slot);
+    const bool readable = ahead_page >= 0;
+    unreadable = (unreadable & ~(1u << slot)) | ((readable ? 0u : 1u) << slot);
     if (lane == 0) {
-      barrier_expect(barrier, readable_ahead ? S::STAGE_BYTES : 0);
-      if (readable_ahead && one_copy) {
-        bulk_copy(destination, ahead_keys, S::STAGE_BYTES, barrier);
-      } else if (readable_ahead) {
-        const uint8_t* source = ahead_keys + ahead_stage * S::STAGE_ROWS * p.key.token_stride;
-        if (p.key.token_stride == ROW) {
+      const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
+      barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
+      if (readable) {
+        const int row = row0 + part * S::STAGE_ROWS;
+        const uint8_t* source = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)ahead_page * p.key.page_stride + row * p.key.token_stride;
+        if (one_copy) {
+          bulk_copy(destination, source, S::STAGE_BYTES, barrier);
+        } else if (p.key.token_stride == ROW) {
           bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
         } else {
 #pragma unroll 1
           for (int i = 0; i < S::STAGE_ROWS; i++) bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
         }
-        if (K == Keys::NVFP4)
-          bulk_copy(destination + S::STAGE_ROWS * ROW, ahead_scales + ahead_stage * S::STAGE_ROWS * SCALE, S::STAGE_ROWS * SCALE, barrier);
+        if (K == Keys::NVFP4 && !one_copy) {
+          const uint8_t* scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)ahead_page * p.scale.page_stride + row * SCALE;
+          bulk_copy(destination + S::STAGE_ROWS * ROW, scales, S::STAGE_ROWS * SCALE, barrier);
+        }
       }
     }
-    if (++ahead_stage == S::STAGES) {
-      ahead_stage = 0;
-      if (++ahead_unit < count) {
-        next_unit<PAGE_WARPS>(p.batch, ahead);
-        look_up();
-      }
+    if (part == S::STAGES - 1 && !last) {
+      next_unit(p.batch, ahead);
+      look_up(ahead.request, ahead.base + page_warp);
     }
   };
   if (!p.batch.own_status) {
-    begin(p.batch);
+    wait_for_predecessor();
     release_successor();
   }
 #pragma unroll
-  for (int i = 0; i < S::RING; i++) issue(i);
+  for (int i = 0; i < S::RING; i++)
+    if (i / S::STAGES < count) issue(i, i % S::STAGES, i / S::STAGES + 1 >= count);
+#if FILL != 0
+  if constexpr (K == Keys::NVFP4) if (FILL == 1 || p.batch.own_status) Codes::fill(s_table, tid, 256, p.exact != 0);
+#endif
+  __syncthreads();  // the table and the status words are there
   const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
 
   // ---- blocks past the end of every request score -inf
@@ -290,11 +292,13 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), value);
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      } else if constexpr (P == Path::WGMMA_F16) {
+      } else if constexpr (ASYNC) {
         // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
         for (int i = tid & 127; i < S::ROWS * 32; i += 128) {
           const int n = i >> 5, s = (i >> 2) & 7, k = i & 3;
-          const uint2 value = widen<Mma::F16>(n < pairs ? *(const uint32_t*)(query_row(n) + 32 * k + 4 * s) : 0u);
+          uint2 value = make_uint2(0, 0);
+          if (n < pairs && (P == Path::WGMMA_F16 || p.query_is_e4m3)) value = widen<M>(*(const uint32_t*)(query_row(n) + 32 * k + 4 * s));
+          else if (n < pairs) value = *(const uint2*)(query_row(n) + 64 * k + 8 * s);
           const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
           store_shared_32(at, value.x);
           store_shared_32(at + 128, value.y);
@@ -334,35 +338,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     float best[NT][2];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
+    // Whole units are masked or not, so that the warps of a wgmma take the same branch.
+    const bool masked = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK > least_visible;
 
-    // Key fragments of one 16-row tile: words of step s at 4s .. 4s+3 for wgmma.
-    auto e4m3_fragment = [&](uint32_t slot, int row, uint32_t* a) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        if constexpr (K == Keys::FP8) {
-#pragma unroll
-          for (int c = 0; c < 2; c++) {
-            const uint4 x = load_shared_128(slot + (row + 8 * h) * 128 + 32 * q + 16 * c);
-            a[8 * c + h] = x.x, a[8 * c + 2 + h] = x.y, a[8 * c + 4 + h] = x.z, a[8 * c + 6 + h] = x.w;
-          }
-        } else if constexpr (K == Keys::NVFP4 && S::TABLE == Table::E4M3) {
-          const uint4 x = load_shared_128(slot + (row + 8 * h) * 64 + 16 * q);
-          const uint32_t scales = slot + S::STAGE_ROWS * 64 + (row + 8 * h) * 8 + 2 * q;
-          Codes low, high;
-          low.load(s_table, load_shared_8(scales));
-          high.load(s_table, load_shared_8(scales + 1));
-          uint2 b = low.e4m3(x.x, p.one);
-          a[h] = b.x, a[2 + h] = b.y;
-          b = low.e4m3(x.y, p.one);
-          a[4 + h] = b.x, a[6 + h] = b.y;
-          b = high.e4m3(x.z, p.one);
-          a[8 + h] = b.x, a[10 + h] = b.y;
-          b = high.e4m3(x.w, p.one);
-          a[12 + h] = b.x, a[14 + h] = b.y;
-        }
-      }
-    };
-    auto update = [&](float (*d)[4], int token, bool masked) {
+    // The scores of a tile, with its first token for this thread.
+    auto update = [&](float (*d)[4], int token) {
       if (masked) {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -380,103 +360,88 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         best[nt][1] = fmaxf(best[nt][1], fmaxf(d[nt][1], d[nt][3]));
       }
     };
-    auto score_stage = [&](uint32_t slot, int token0, auto mask) {
-      constexpr bool MASKED = decltype(mask)::VALUE;
+    KeyPlace place{0, s_table, q, p.one, (p.one >> 27) + 1};
+    // Products are in flight while the keys of the next are made: of a whole tile where registers allow it, else of half of one.
+    constexpr int HALVES = ASYNC && NT < 2 ? 2 : 1;
+    constexpr int STEPS = HALF_STEPS<P> * HALVES;
+    [[maybe_unused]] uint32_t fragments[2][4 * STEPS];
+    [[maybe_unused]] float products[2][NT][4];
+    if constexpr (ASYNC) {
+      // What the first tile finds before it.
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) products[1][nt][0] = products[1][nt][1] = products[1][nt][2] = products[1][nt][3] = -INFINITY;
+    }
+    auto score_stage = [&](int token0) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        constexpr int TILES = NT >= 4 ? 1 : 2;  // tiles in flight
         const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
-#pragma unroll 1
-        for (int tile = 0; tile < S::STAGE_ROWS / 16; tile += TILES) {
-          uint32_t a[TILES][16];
-          float d[TILES][NT][4];
+        auto multiply = [&](float (*d)[4], const uint32_t* a, int first) {
+          wgmma_fence();
 #pragma unroll
-          for (int x = 0; x < TILES; x++) {
-            e4m3_fragment(slot, (tile + x) * 16 + r, a[x]);
-            if constexpr (P == Path::WGMMA) {
-              wgmma_fence();
+          for (int s = 0; s < STEPS; s++) {
+            const uint64_t b = descriptor + 16 * (first + s);
+            if constexpr (P == Path::WGMMA) wgmma_e4m3<NT>(&d[0][0], a + 4 * s, b, first + s != 0);
+            else if constexpr (P == Path::WGMMA_F16) wgmma_f16<NT>(&d[0][0], a + 4 * s, b, first + s != 0);
+            else wgmma_bf16<NT>(&d[0][0], a + 4 * s, b, first + s != 0);
+          }
+          wgmma_commit();
+          wgmma_wait<1>();
+        };
 #pragma unroll
-              for (int s = 0; s < 4; s++) wgmma_e4m3<NT>(&d[x][0][0], a[x] + 4 * s, descriptor + 16 * s, s != 0);
-            } else {
-              uint32_t f[8][4];
+        for (int tile = 0; tile < S::STAGE_ROWS / 16; tile += 2) {
 #pragma unroll
-              for (int s = 0; s < 8; s++) {
-                const uint2 top = widen<Mma::F16>(a[x][2 * s]), bottom = widen<Mma::F16>(a[x][2 * s + 1]);
-                f[s][0] = top.x, f[s][1] = bottom.x, f[s][2] = top.y, f[s][3] = bottom.y;
-              }
-              wgmma_fence();
-#pragma unroll
-              for (int s = 0; s < 8; s++) wgmma_f16<NT>(&d[x][0][0], f[s], descriptor + 16 * s, s != 0);
+          for (int x = 0; x < 2; x++) {
+            const int row = (tile + x) * 16 + r;
+            uint32_t* a = fragments[HALVES == 2 ? x : 0];
+            key_fragments<K, P, S::STAGE_ROWS, 0, HALVES>(place, row, a);
+            multiply(products[x], a, 0);
+            arrived<4 * NT>(&products[1 - x][0][0]);
+            update(products[1 - x], token0 + row - 16);
+            if constexpr (HALVES == 1) {
+              key_fragments<K, P, S::STAGE_ROWS, 1, 1>(place, row, fragments[1]);
+              multiply(products[x], fragments[1], STEPS);
             }
-            wgmma_commit();
           }
-          if (TILES == 2) {
-            wgmma_wait<1>();
-            update(d[0], token0 + tile * 16 + r, MASKED);
-          }
-          wgmma_wait<0>();
-          update(d[TILES - 1], token0 + (tile + TILES - 1) * 16 + r, MASKED);
         }
 #endif
       } else {
 #pragma unroll 1
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
           const int row = tile * 16 + r;
+          uint32_t a[32];
           float d[NT][4];
 #pragma unroll
           for (int nt = 0; nt < NT; nt++) d[nt][0] = d[nt][1] = d[nt][2] = d[nt][3] = 0.f;
-          // a: fragments of step s from the two rows, (row r low pair, high pair), (row r + 8 low, high)
-          auto product = [&](int s, uint2 top, uint2 bottom) {
+          key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) mma_k16<M>(d[nt], top.x, bottom.x, top.y, bottom.y, queries[nt][2 * s], queries[nt][2 * s + 1]);
-          };
-          if constexpr (K == Keys::BF16) {
+          for (int s = 0; s < 8; s++) {
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-              const uint4 x = load_shared_128(slot + row * 256 + 64 * q + 16 * c), y = load_shared_128(slot + (row + 8) * 256 + 64 * q + 16 * c);
-              product(2 * c, make_uint2(x.x, x.y), make_uint2(y.x, y.y));
-              product(2 * c + 1, make_uint2(x.z, x.w), make_uint2(y.z, y.w));
-            }
-          } else if constexpr (K == Keys::NVFP4 && P == Path::BF16) {
-            const uint4 x = load_shared_128(slot + row * 64 + 16 * q), y = load_shared_128(slot + (row + 8) * 64 + 16 * q);
-            const uint32_t sx = slot + S::STAGE_ROWS * 64 + row * 8 + 2 * q, sy = sx + 64;
-            const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-            Codes cx, cy;
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-              if (c % 2 == 0) {
-                cx.load(s_table, load_shared_8(sx + c / 2));
-                cy.load(s_table, load_shared_8(sy + c / 2));
-              }
-              const uint4 u = cx.pairs(xs[c], p.one), v = cy.pairs(ys[c], p.one);
-              product(2 * c, make_uint2(u.x, u.y), make_uint2(v.x, v.y));
-              product(2 * c + 1, make_uint2(u.z, u.w), make_uint2(v.z, v.w));
-            }
-          } else {
-            uint32_t a[16];
-            e4m3_fragment(slot, row, a);
-#pragma unroll
-            for (int s = 0; s < 8; s++) product(s, widen<M>(a[2 * s]), widen<M>(a[2 * s + 1]));
+            for (int nt = 0; nt < NT; nt++)
+              mma_k16<M>(d[nt], a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3], queries[nt][2 * s], queries[nt][2 * s + 1]);
           }
-          update(d, token0 + row, MASKED);
+          update(d, token0 + row);
         }
       }
     };
-    // The warps of a wgmma take the same branch: whole units are masked or not.
-    const bool whole = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK <= least_visible;
     bool readable = true;
 #pragma unroll
     for (int sub = 0; sub < S::STAGES; sub++, stage++) {
       const int slot = stage % S::RING;
       barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
       readable = !(unreadable >> slot & 1);
-      const int token0 = page * BLOCK + row0 + sub * S::STAGE_ROWS;
-      const uint32_t address = s_ring + slot * S::STAGE_BYTES;
-      if (whole) score_stage(address, token0, False());
-      else score_stage(address, token0, True());
+      place.stage = s_ring + slot * S::STAGE_BYTES;
+      score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS);
       __syncwarp();
-      issue(slot);
+      const int later = unit + (sub + S::RING) / S::STAGES;
+      if (later < count) issue(slot, (sub + S::RING) % S::STAGES, later + 1 >= count);
     }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (ASYNC) {
+      wgmma_wait<0>();
+      arrived<4 * NT>(&products[1][0][0]);
+      update(products[1], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
+    }
+#endif
     if (!readable) {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
@@ -505,8 +470,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         write(n, m);
       }
     }
-    next_unit<PAGE_WARPS>(p.batch, here);
+    next_unit(p.batch, here);
   }
+  if (outside && lane == 0) raise(p.batch, STATUS_PAGE);
   release_successor();
 }
 
