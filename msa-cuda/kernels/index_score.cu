@@ -11,6 +11,9 @@
 #ifndef FILL
 #define FILL 2
 #endif
+#ifndef W16
+#define W16 16
+#endif
 
 namespace msa {
 
@@ -27,7 +30,8 @@ constexpr Path ON_THIS_ARCH =
 // Geometry of one instantiation. PAGE_WARPS: warps that share a page (1 or 4).
 template <Keys K, Path P, int NT, int PAGE_WARPS>
 struct Shape {
-  static constexpr int WARPS = 8, GROUPS = WARPS / 4;
+  // Warpgroups that take units from one list: all that an SM holds where one block can have them.
+  static constexpr int WARPS = K == Keys::NVFP4 && NT < 4 ? W16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
   // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
   // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
@@ -44,15 +48,12 @@ struct Shape {
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
   // Of each row of a warpgroup: address of its scores, maxima of four warps twice, visible tokens.
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
-  static constexpr int SHARED = GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * RING * 8;
+  // The next ticket, and the last two of each warpgroup.
+  static constexpr int TICKET_BYTES = 16 + GROUPS * 8;
+  static constexpr int SHARED =
+      GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * RING * 8 + TICKET_BYTES;
   // Two blocks an SM where shared memory allows it.
-  static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 ? 2 : 1;
-};
-
-// Where in the flattened unit list a warpgroup stands: at the unit that begins with page `base` of a request's `pages`. Its next
-// unit begins `step` pages on.
-struct Cursor {
-  int request, base, pages, step;
+  static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 && THREADS <= 256 ? 2 : 1;
 };
 
 MSA_DEVICE int pages_of(const Batch& batch, int request) {
@@ -64,35 +65,40 @@ MSA_DEVICE int pages_of(const Batch& batch, int request) {
 template <int PAGE_WARPS>
 constexpr int UNIT_PAGES = 4 / PAGE_WARPS;
 
-MSA_DEVICE void next_unit(const Batch& batch, Cursor& c) {
-  c.base += c.step;
-  if (c.base < c.pages) return;
-  c.base = 0;
-  do {
-    c.request++;
-    c.pages = c.request < (int)batch.requests ? pages_of(batch, c.request) : 1;
-  } while (c.pages == 0);
-}
-
-// A warpgroup's share of the unit list: `first` and `count`, as even as can be.
-struct Share {
-  uint32_t first, count;
+// The units of a block of threads, by ticket: consecutive ones of the flattened list, or, of a lone request, GROUPS at a time with
+// those of the other blocks between them, so that the first pages do not depend on the length and are looked up while it is loaded.
+struct Units {
+  int count;  // tickets from here on stand for nothing
+  int skip;   // units of other blocks after every GROUPS
 };
-MSA_DEVICE Share share_of(uint32_t units, uint32_t me, uint32_t of) {
-  const uint32_t each = units / of, more = units - each * of;
-  return {each * me + min(me, more), each + (me < more)};
+
+// A unit: the pages from `base` on of a request's `pages`.
+struct Cursor {
+  int ticket, request, base, pages;
+};
+
+template <int PAGE_WARPS, int GROUPS>
+MSA_DEVICE void go_to(const Batch& batch, const Units& units, int ticket, Cursor& c) {
+  constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
+  c.base += (ticket - c.ticket + (ticket / GROUPS - c.ticket / GROUPS) * units.skip) * EACH;
+  c.ticket = ticket;
+  if (ticket >= units.count) return;
+  for (int whole; c.base >= (whole = (c.pages + EACH - 1) / EACH * EACH);) {
+    c.base -= whole;
+    c.pages = pages_of(batch, ++c.request);
+  }
 }
 
-// The share of group `me` of `of`, and the place of its first unit; one pass for up to 32 requests. Of a lone request every `of`th
-// unit, so that its first page does not depend on the length and is looked up while that is loaded.
-template <int PAGE_WARPS>
-MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int lane, int& count) {
+// A block's share of the unit list, as even as can be; and its first unit. One pass for up to 32 requests.
+template <int PAGE_WARPS, int GROUPS>
+MSA_DEVICE Cursor find_share(const Batch& batch, int lane, Units& units) {
   constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
   const int requests = (int)batch.requests;
+  const uint32_t me = blockIdx.x, of = gridDim.x;
   if (requests == 1) {
-    const int pages = pages_of(batch, 0), units = (pages + EACH - 1) / EACH;
-    count = (int)me < units ? (units - (int)me - 1) / (int)of + 1 : 0;
-    return {0, (int)me * EACH, pages, (int)of * EACH};
+    const int pages = pages_of(batch, 0), all = (pages + EACH - 1) / EACH, rounds = all / (int)(of * GROUPS);
+    units = {rounds * GROUPS + min(max(all - (rounds * (int)of + (int)me) * GROUPS, 0), GROUPS), (int)(of - 1) * GROUPS};
+    return {0, 0, (int)me * GROUPS * EACH, pages};
   }
   uint32_t total = 0;
   int pages = 0;
@@ -100,8 +106,8 @@ MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int l
     pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
     total += __reduce_add_sync(FULL_WARP, (uint32_t)(pages + EACH - 1) / EACH);
   }
-  const Share share = share_of(total, me, of);
-  count = (int)share.count;
+  const uint32_t each = total / of, more = total - each * of, first = each * me + min(me, more);
+  units = {(int)(each + (me < more)), 0};
   uint32_t before = 0;
   for (int base = 0; base < requests; base += 32) {
     if (requests > 32) pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
@@ -113,14 +119,14 @@ MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int l
       if (lane >= o) sum += other;
     }
     const uint32_t end = before + __shfl_sync(FULL_WARP, sum, 31);
-    if (share.first < end) {
-      const int owner = __ffs(__ballot_sync(FULL_WARP, before + sum > share.first)) - 1;
+    if (first < end) {
+      const int owner = __ffs(__ballot_sync(FULL_WARP, before + sum > first)) - 1;
       const uint32_t begin = before + __shfl_sync(FULL_WARP, sum - mine, owner);
-      return {base + owner, (int)(share.first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner), EACH};
+      return {0, base + owner, (int)(first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner)};
     }
     before = end;
   }
-  return {requests, 0, 1, EACH};
+  return {0, requests, 0, 1};
 }
 
 // Maxima over the eight rows r of a quad's V values; every lane ends with one of them in v[0], whose index is returned.
@@ -163,7 +169,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   const uint32_t s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
   const uint32_t s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
   const uint32_t s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
-  const uint32_t s_barrier = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES + warp * S::RING * 8;
+  const uint32_t s_barriers = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES, s_barrier = s_barriers + warp * S::RING * 8;
+  const uint32_t s_next = s_barriers + S::WARPS * S::RING * 8, s_taken = s_next + 16 + group * 8;
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
   if (lane == 0) {
@@ -172,7 +179,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   }
   __syncwarp();
 #if FILL != 1
-  if constexpr (K == Keys::NVFP4) if (FILL == 0 || !p.batch.own_status) Codes::fill(s_table, tid, 256, p.exact != 0);
+  if constexpr (K == Keys::NVFP4) if (FILL == 0 || !p.batch.own_status) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
 #endif
   // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
   // may be what it writes.
@@ -185,24 +192,29 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
   const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
   const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
-  const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
   int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
   auto look_up = [&](int at_request, int at_page) {
     if (lane == 0) ahead_id = load_page_id(p.batch, at_request, at_page);
   };
-  if (lone) look_up(0, me * UNIT_PAGES<PAGE_WARPS> + page_warp);
+  if (lone) look_up(0, (blockIdx.x * S::GROUPS + group) * UNIT_PAGES<PAGE_WARPS> + page_warp);
   else prefetch_table(p.batch, p.blocks);
-  int count;
-  Cursor here = find_share<PAGE_WARPS>(p.batch, me, of, lane, count);
-  Cursor ahead = here;
-  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp);
+  // Warpgroups take units in turn at first, as many as are under way at once, and then whichever is next: some run ahead of others.
+  constexpr int AHEAD = S::RING / S::STAGES;
+  constexpr bool TAKES = PAGE_WARPS == 1;
+  if (tid == 0) store_shared_32(s_next, (AHEAD + 1) * S::GROUPS);
+  Units units;
+  Cursor here = find_share<PAGE_WARPS, S::GROUPS>(p.batch, lane, units);
+  go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, group, here);
+  Cursor ahead = here, coming = here;
+  if (!lone && ahead.ticket < units.count) look_up(ahead.request, ahead.base + page_warp);
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
   bool outside = false;     // a page id was
   const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
                         p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
-  // Part `part` of unit `ahead` into a slot; `last` if no unit follows it.
-  auto issue = [&](int slot, int part, bool last) {
+  // Part `part` of unit `ahead` into a slot.
+  auto issue = [&](int slot, int part) {
+    if (ahead.ticket >= units.count) return;
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
       const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
@@ -231,20 +243,23 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         }
       }
     }
-    if (part == S::STAGES - 1 && !last) {
-      next_unit(p.batch, ahead);
-      look_up(ahead.request, ahead.base + page_warp);
-    }
+  };
+  auto advance = [&](int ticket) {
+    coming = ahead;
+    go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, ticket, ahead);
+    if (ticket < units.count) look_up(ahead.request, ahead.base + page_warp);
   };
   if (!p.batch.own_status) {
     wait_for_predecessor();
     release_successor();
   }
 #pragma unroll
-  for (int i = 0; i < S::RING; i++)
-    if (i / S::STAGES < count) issue(i, i % S::STAGES, i / S::STAGES + 1 >= count);
+  for (int i = 0; i < S::RING; i++) {
+    issue(i, i % S::STAGES);
+    if (i % S::STAGES == S::STAGES - 1) advance(ahead.ticket + S::GROUPS);
+  }
 #if FILL != 0
-  if constexpr (K == Keys::NVFP4) if (FILL == 1 || p.batch.own_status) Codes::fill(s_table, tid, 256, p.exact != 0);
+  if constexpr (K == Keys::NVFP4) if (FILL == 1 || p.batch.own_status) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
 #endif
   __syncthreads();  // the table and the status words are there
   const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
@@ -255,7 +270,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     const int first = (request.tokens + BLOCK - 1) / BLOCK, pairs = request.rows * (int)p.heads;
     for (int n = chunk; n < min(pairs, chunk + S::ROWS); n++) {
       uint8_t* row = p.scores + (uint64_t)(request.first_row + n / (int)p.heads) * p.scores_row + (uint64_t)(n % (int)p.heads) * p.scores_head;
-      for (int i = first + tid; i < (int)p.blocks; i += 256) ((float*)row)[i] = -INFINITY;
+      for (int i = first + tid; i < (int)p.blocks; i += S::THREADS) ((float*)row)[i] = -INFINITY;
     }
   }
 
@@ -264,7 +279,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   Request request = {0, 0, 0};
   int staged = -1, pairs = 0, least_visible = 0, stage = 0, parity_maxima = 0;
 #pragma unroll 1
-  for (int unit = 0; unit < count; unit++) {
+  for (int unit = 0; here.ticket < units.count; unit++) {
+    if (TAKES && w == 0 && lane == 0) store_shared_32(s_taken + (unit & 1) * 4, take_ticket(s_next));
     if (here.request != staged) {
       staged = here.request;
       request = load_request(p.batch, staged, false);
@@ -432,8 +448,12 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       place.stage = s_ring + slot * S::STAGE_BYTES;
       score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS);
       __syncwarp();
-      const int later = unit + (sub + S::RING) / S::STAGES;
-      if (later < count) issue(slot, (sub + S::RING) % S::STAGES, later + 1 >= count);
+      const int part = (sub + S::RING) % S::STAGES;
+      issue(slot, part);
+      if (part == S::STAGES - 1) {
+        if (TAKES) named_barrier(1 + group, 128);  // what the first warp took is there
+        advance(TAKES ? (int)load_shared_32(s_taken + (unit & 1) * 4) : ahead.ticket + S::GROUPS);
+      }
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (ASYNC) {
@@ -470,7 +490,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         write(n, m);
       }
     }
-    next_unit(p.batch, here);
+    if (AHEAD == 0) here = ahead;
+    else if (AHEAD == 1) here = coming;
+    else go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, here.ticket + S::GROUPS, here);
   }
   if (outside && lane == 0) raise(p.batch, STATUS_PAGE);
   release_successor();
@@ -491,7 +513,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   using NAME##_shape = msa::Shape<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>;                      \
   static_assert(NAME##_shape::SHARED == NAME##_SHARED, "images.toml: shared bytes of " #NAME);                    \
   static_assert(NAME##_shape::BLOCKS_PER_SM == NAME##_BLOCKS, "images.toml: blocks of " #NAME);                   \
-  extern "C" __global__ __launch_bounds__(256, MSA_RESIDENT(NT, NAME##_BLOCKS)) void NAME(                       \
+  extern "C" __global__ __launch_bounds__(NAME##_shape::THREADS, MSA_RESIDENT(NT, NAME##_BLOCKS)) void NAME(      \
       const __grid_constant__ msa::IndexArguments p) {                                                            \
     msa::index_score<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>(p);                                \
   }

@@ -52,10 +52,11 @@ pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64
 pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, choice: &IndexChoice, kernel: &Kernel) -> Grid {
     let g = plan.op.geometry();
     let units = lengths.requests().iter().map(|r| g.blocks(r.kv_len.into()).div_ceil(choice.pages.into()));
-    let groups = units.sum::<u64>().div_ceil(2).max(1);
+    let groups = u64::from(kernel.threads / 128);
+    let blocks = units.sum::<u64>().div_ceil(groups.max(1)).max(1);
     let most = u64::from(plan.traits.units.max(1) * kernel.blocks);
     let chunks = (lengths.max_query_len() * g.index_heads).div_ceil(choice.pairs).max(1);
-    Grid { x: groups.min(most) as u32, y: chunks, cluster: 1 }
+    Grid { x: blocks.min(most) as u32, y: chunks, cluster: 1 }
 }
 
 /// All blocks that the bounds allow.

@@ -46,6 +46,12 @@ MSA_DEVICE void store_shared_64(uint32_t a, uint2 v) {
 MSA_DEVICE void store_shared_128(uint32_t a, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+// Of a counter in shared memory.
+MSA_DEVICE uint32_t take_ticket(uint32_t a) {
+  uint32_t r;
+  asm volatile("atom.shared.add.u32 %0,[%1],1;" : "=r"(r) : "r"(a) : "memory");
+  return r;
+}
 MSA_DEVICE void store_shared_float(uint32_t a, float v) { store_shared_32(a, __float_as_uint(v)); }
 
 // ---- global memory ----
