@@ -11,6 +11,9 @@
 #ifndef FILL
 #define FILL 2
 #endif
+#ifndef BF16_STAGE
+#define BF16_STAGE 64
+#endif
 #ifndef W16
 #define W16 16
 #endif
@@ -36,7 +39,7 @@ struct Shape {
   // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
   // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
   // 77.6 / 287, bf16 8.0 / 31.0 / 99.6 / 366 and 8.5 / 31.4 / 103 / 380, but f16 7.9 / 29.6 / 92.9 / 344 and 8.0 / 28.6 / 91.4 / 336.
-  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : K == Keys::NVFP4 && P == Path::BF16 ? 128 : 64;
+  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : K == Keys::NVFP4 && P == Path::BF16 ? BF16_STAGE : 64;
   static constexpr int STAGES = UNIT_ROWS / STAGE_ROWS;  // stages of a unit
   static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : STAGE_ROWS == 128 ? 1 : 2;
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
@@ -50,8 +53,10 @@ struct Shape {
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
   // The next ticket, and the last two of each warpgroup.
   static constexpr int TICKET_BYTES = 16 + GROUPS * 8;
+  // Of each warp: the barriers of its ring, and whether a page id was out of range.
+  static constexpr int WARP_BYTES = RING * 8 + 8;
   static constexpr int SHARED =
-      GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * RING * 8 + TICKET_BYTES;
+      GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * WARP_BYTES + TICKET_BYTES;
   // Two blocks an SM where shared memory allows it.
   static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 && THREADS <= 256 ? 2 : 1;
 };
@@ -169,13 +174,14 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   const uint32_t s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
   const uint32_t s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
   const uint32_t s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
-  const uint32_t s_barriers = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES, s_barrier = s_barriers + warp * S::RING * 8;
-  const uint32_t s_next = s_barriers + S::WARPS * S::RING * 8, s_taken = s_next + 16 + group * 8;
+  const uint32_t s_barriers = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES, s_barrier = s_barriers + warp * S::WARP_BYTES;
+  const uint32_t s_next = s_barriers + S::WARPS * S::WARP_BYTES, s_taken = s_next + 16 + group * 8;
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
   if (lane == 0) {
     for (int i = 0; i < S::RING; i++) barrier_init(s_barrier + i * 8, 1);
     barrier_init_fence();
+    store_shared_32(s_barrier + S::RING * 8, 0);
   }
   __syncwarp();
 #if FILL != 1
@@ -185,6 +191,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // may be what it writes.
   if (p.batch.own_status) {
     wait_for_predecessor();
+#if EARLY
+    release_successor();
+#endif
     clear_own_status(p.batch.status, p.batch.own_status);
   }
 
@@ -209,7 +218,6 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   Cursor ahead = here, coming = here;
   if (!lone && ahead.ticket < units.count) look_up(ahead.request, ahead.base + page_warp);
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
-  bool outside = false;     // a page id was
   const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
                         p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
   // Part `part` of unit `ahead` into a slot.
@@ -218,7 +226,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
       const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
-      outside |= inside && !there;
+      if (inside && !there) store_shared_32(s_barrier + S::RING * 8, 1);
       ahead_page = inside && there && id != p.batch.null_page ? id : -1;
     }
     const bool readable = ahead_page >= 0;
@@ -277,7 +285,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // ---- compute side
   uint32_t queries[ASYNC ? 1 : NT][16];
   Request request = {0, 0, 0};
-  int staged = -1, pairs = 0, least_visible = 0, stage = 0, parity_maxima = 0;
+  int staged = -1, pairs = 0, least_visible = 0, parity_maxima = 0;
 #pragma unroll 1
   for (int unit = 0; here.ticket < units.count; unit++) {
     if (TAKES && w == 0 && lane == 0) store_shared_32(s_taken + (unit & 1) * 4, take_ticket(s_next));
@@ -376,7 +384,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         best[nt][1] = fmaxf(best[nt][1], fmaxf(d[nt][1], d[nt][3]));
       }
     };
-    KeyPlace place{0, s_table, q, p.one, (p.one >> 27) + 1};
+    KeyPlace place{0, s_table, q, p.one, NT == 4 ? 8 : (p.one >> 27) + 1};
     // Products are in flight while the keys of the next are made: of a whole tile where registers allow it, else of half of one.
     constexpr int HALVES = ASYNC && NT < 2 ? 2 : 1;
     constexpr int STEPS = HALF_STEPS<P> * HALVES;
@@ -441,7 +449,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     };
     bool readable = true;
 #pragma unroll
-    for (int sub = 0; sub < S::STAGES; sub++, stage++) {
+    for (int sub = 0; sub < S::STAGES; sub++) {
+      const int stage = unit * S::STAGES + sub;
       const int slot = stage % S::RING;
       barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
       readable = !(unreadable >> slot & 1);
@@ -491,10 +500,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
     }
     if (AHEAD == 0) here = ahead;
-    else if (AHEAD == 1) here = coming;
-    else go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, here.ticket + S::GROUPS, here);
+    else if (AHEAD == 1 && NT < 4) here = coming;
+    else go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, AHEAD == 1 ? coming.ticket : here.ticket + S::GROUPS, here);
   }
-  if (outside && lane == 0) raise(p.batch, STATUS_PAGE);
+  if (lane == 0 && load_shared_32(s_barrier + S::RING * 8)) raise(p.batch, STATUS_PAGE);
   release_successor();
 }
 
