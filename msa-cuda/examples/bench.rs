@@ -1,6 +1,7 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [index] [sparse] [step] [append] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
+//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [only=NAME ...]`. `quick` is index scoring of one row and 128K tokens,
+//! `rows=N` of N. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
 //! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
 //! own; with `append` that alone.
 
@@ -50,7 +51,8 @@ fn run() -> Result<()> {
         step::run(&bench)?;
     }
     if named("index") || rest {
-        index_rows(&bench, named("quick"))?;
+        let rows = std::env::args().find_map(|a| a.strip_prefix("rows=").and_then(|n| n.parse().ok()));
+        index_rows(&bench, rows.or(named("quick").then_some(1)))?;
     }
     if named("sparse") || rest {
         sparse::run(&bench)?;
@@ -58,7 +60,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
+fn index_rows(bench: &Bench<'_>, only_rows: Option<u64>) -> Result<()> {
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),
@@ -72,7 +74,7 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
             continue;
         }
         for (context, rows) in [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)] {
-            if quick && (context != 131_072 || rows > 1) {
+            if only_rows.is_some_and(|only| context != 131_072 || rows != only) {
                 continue;
             }
             let op = IndexScore { query, keys, precision, ..IndexScore::default() };

@@ -14,6 +14,12 @@
 #ifndef BF16_STAGE
 #define BF16_STAGE 64
 #endif
+#ifndef TAKE
+#define TAKE 1
+#endif
+#ifndef HALF
+#define HALF 0
+#endif
 #ifndef W16
 #define W16 16
 #endif
@@ -49,11 +55,11 @@ struct Shape {
   static constexpr int TABLE_BYTES = K == Keys::NVFP4 ? Nvfp4<TABLE>::SHARED_BYTES : 0;
   static constexpr int ROWS = NT * 8;
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
-  // Of each row of a warpgroup: address of its scores, maxima of four warps twice, visible tokens.
+  // Of each row of a warpgroup: address of its scores or 0, maxima of four warps twice, visible tokens.
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
   // The next ticket, and the last two of each warpgroup.
   static constexpr int TICKET_BYTES = 16 + GROUPS * 8;
-  // Of each warp: the barriers of its ring, and whether a page id was out of range.
+  // Of each warp: the barriers of its ring, whether a page id was out of range, and how many tokens all its rows see.
   static constexpr int WARP_BYTES = RING * 8 + 8;
   static constexpr int SHARED =
       GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * WARP_BYTES + TICKET_BYTES;
@@ -73,13 +79,14 @@ constexpr int UNIT_PAGES = 4 / PAGE_WARPS;
 // The units of a block of threads, by ticket: consecutive ones of the flattened list, or, of a lone request, GROUPS at a time with
 // those of the other blocks between them, so that the first pages do not depend on the length and are looked up while it is loaded.
 struct Units {
-  int count;  // tickets from here on stand for nothing
+  int count;  // tickets from here on stand for nothing; of a lone request all whose unit is there stand for it
   int skip;   // units of other blocks after every GROUPS
 };
 
-// A unit: the pages from `base` on of a request's `pages`.
+// A unit: the pages from `base` on of a request's `pages`; none if there are none.
 struct Cursor {
   int ticket, request, base, pages;
+  MSA_DEVICE bool stands() const { return base < pages; }
 };
 
 template <int PAGE_WARPS, int GROUPS>
@@ -87,7 +94,12 @@ MSA_DEVICE void go_to(const Batch& batch, const Units& units, int ticket, Cursor
   constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
   c.base += (ticket - c.ticket + (ticket / GROUPS - c.ticket / GROUPS) * units.skip) * EACH;
   c.ticket = ticket;
-  if (ticket >= units.count) return;
+  if (batch.requests == 1) return;
+  if (ticket >= units.count) {
+    c.pages = 0;
+    return;
+  }
+#pragma unroll 1
   for (int whole; c.base >= (whole = (c.pages + EACH - 1) / EACH * EACH);) {
     c.base -= whole;
     c.pages = pages_of(batch, ++c.request);
@@ -101,12 +113,12 @@ MSA_DEVICE Cursor find_share(const Batch& batch, int lane, Units& units) {
   const int requests = (int)batch.requests;
   const uint32_t me = blockIdx.x, of = gridDim.x;
   if (requests == 1) {
-    const int pages = pages_of(batch, 0), all = (pages + EACH - 1) / EACH, rounds = all / (int)(of * GROUPS);
-    units = {rounds * GROUPS + min(max(all - (rounds * (int)of + (int)me) * GROUPS, 0), GROUPS), (int)(of - 1) * GROUPS};
-    return {0, 0, (int)me * GROUPS * EACH, pages};
+    units = {0, (int)(of - 1) * GROUPS};
+    return {0, 0, (int)me * GROUPS * EACH, pages_of(batch, 0)};
   }
   uint32_t total = 0;
   int pages = 0;
+#pragma unroll 1
   for (int base = 0; base < requests; base += 32) {
     pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
     total += __reduce_add_sync(FULL_WARP, (uint32_t)(pages + EACH - 1) / EACH);
@@ -114,6 +126,7 @@ MSA_DEVICE Cursor find_share(const Batch& batch, int lane, Units& units) {
   const uint32_t each = total / of, more = total - each * of, first = each * me + min(me, more);
   units = {(int)(each + (me < more)), 0};
   uint32_t before = 0;
+#pragma unroll 1
   for (int base = 0; base < requests; base += 32) {
     if (requests > 32) pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
     const uint32_t mine = (uint32_t)(pages + EACH - 1) / EACH;
@@ -210,19 +223,19 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   else prefetch_table(p.batch, p.blocks);
   // Warpgroups take units in turn at first, as many as are under way at once, and then whichever is next: some run ahead of others.
   constexpr int AHEAD = S::RING / S::STAGES;
-  constexpr bool TAKES = PAGE_WARPS == 1;
+  constexpr bool TAKES = PAGE_WARPS == 1 && TAKE;
   if (tid == 0) store_shared_32(s_next, (AHEAD + 1) * S::GROUPS);
   Units units;
   Cursor here = find_share<PAGE_WARPS, S::GROUPS>(p.batch, lane, units);
   go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, group, here);
   Cursor ahead = here, coming = here;
-  if (!lone && ahead.ticket < units.count) look_up(ahead.request, ahead.base + page_warp);
+  if (!lone && ahead.stands()) look_up(ahead.request, ahead.base + page_warp);
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
   const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
                         p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
   // Part `part` of unit `ahead` into a slot.
   auto issue = [&](int slot, int part) {
-    if (ahead.ticket >= units.count) return;
+    if (!ahead.stands()) return;
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
       const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
@@ -255,7 +268,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   auto advance = [&](int ticket) {
     coming = ahead;
     go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, ticket, ahead);
-    if (ticket < units.count) look_up(ahead.request, ahead.base + page_warp);
+    if (ahead.stands()) look_up(ahead.request, ahead.base + page_warp);
   };
   if (!p.batch.own_status) {
     wait_for_predecessor();
@@ -276,31 +289,33 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   for (int pair = blockIdx.x; pair < (int)p.batch.requests; pair += gridDim.x) {
     const Request request = load_request(p.batch, pair, blockIdx.y == 0 && tid == 0);
     const int first = (request.tokens + BLOCK - 1) / BLOCK, pairs = request.rows * (int)p.heads;
+#pragma unroll 1
     for (int n = chunk; n < min(pairs, chunk + S::ROWS); n++) {
       uint8_t* row = p.scores + (uint64_t)(request.first_row + n / (int)p.heads) * p.scores_row + (uint64_t)(n % (int)p.heads) * p.scores_head;
+#pragma unroll 1
       for (int i = first + tid; i < (int)p.blocks; i += S::THREADS) ((float*)row)[i] = -INFINITY;
     }
   }
 
   // ---- compute side
   uint32_t queries[ASYNC ? 1 : NT][16];
-  Request request = {0, 0, 0};
-  int staged = -1, pairs = 0, least_visible = 0, parity_maxima = 0;
+  int staged = -1, parity_maxima = 0;
 #pragma unroll 1
-  for (int unit = 0; here.ticket < units.count; unit++) {
-    if (TAKES && w == 0 && lane == 0) store_shared_32(s_taken + (unit & 1) * 4, take_ticket(s_next));
+  for (int unit = 0; here.stands(); unit++) {
+    uint32_t taken = 0;
+    if (TAKES && w == 0 && lane == 0) taken = take_ticket(s_next);
     if (here.request != staged) {
       staged = here.request;
-      request = load_request(p.batch, staged, false);
-      pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
+      const Request request = load_request(p.batch, staged, false);
+      const int pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
       named_barrier(1 + group, 128);
       int least = request.tokens;
       for (int n = tid & 127; n < S::ROWS; n += 128) {
         const int visible = n < pairs ? visible_tokens(p.batch, request, (chunk + n) / (int)p.heads) : request.tokens;
         store_shared_32(s_visible + n * 4, visible);
         const int pair = chunk + n;
-        const uint64_t out = (uint64_t)p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row +
-                             (uint64_t)(pair % (int)p.heads) * p.scores_head;
+        const uint64_t row = (uint64_t)p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row +
+                             (uint64_t)(pair % (int)p.heads) * p.scores_head, out = n < pairs ? row : 0;
         store_shared_64(s_rows + n * 8, make_uint2((uint32_t)out, (uint32_t)(out >> 32)));
       }
       auto query_row = [&](int n) {
@@ -356,14 +371,16 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
       named_barrier(1 + group, 128);
       for (int n = lane; n < S::ROWS; n += 32) least = min(least, (int)load_shared_32(s_visible + n * 4));
-      least_visible = __reduce_min_sync(FULL_WARP, least);
+      least = __reduce_min_sync(FULL_WARP, least);
+      if (lane == 0) store_shared_32(s_barrier + S::RING * 8 + 4, least);
+      __syncwarp();
     }
     const int page = here.base + page_warp;
     float best[NT][2];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
     // Whole units are masked or not, so that the warps of a wgmma take the same branch.
-    const bool masked = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK > least_visible;
+    const bool masked = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK > (int)load_shared_32(s_barrier + S::RING * 8 + 4);
 
     // The scores of a tile, with its first token for this thread.
     auto update = [&](float (*d)[4], int token) {
@@ -386,7 +403,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     };
     KeyPlace place{0, s_table, q, p.one, NT == 4 ? 8 : (p.one >> 27) + 1};
     // Products are in flight while the keys of the next are made: of a whole tile where registers allow it, else of half of one.
-    constexpr int HALVES = ASYNC && NT < 2 ? 2 : 1;
+    constexpr int HALVES = ASYNC && NT < 2 && !HALF ? 2 : 1;
     constexpr int STEPS = HALF_STEPS<P> * HALVES;
     [[maybe_unused]] uint32_t fragments[2][4 * STEPS];
     [[maybe_unused]] float products[2][NT][4];
@@ -458,9 +475,15 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS);
       __syncwarp();
       const int part = (sub + S::RING) % S::STAGES;
+      if (TAKES && sub == 0 && w == 0) {
+        if (lane == 0) store_shared_32(s_taken + (unit & 1) * 4, taken);
+        named_barrier_arrive(1 + S::GROUPS + group, 128);
+      }
       issue(slot, part);
       if (part == S::STAGES - 1) {
-        if (TAKES) named_barrier(1 + group, 128);  // what the first warp took is there
+        // The first warp does not run ahead: its products wait for those of the others.
+        if (TAKES && w != 0) named_barrier(1 + S::GROUPS + group, 128);
+        else __syncwarp();
         advance(TAKES ? (int)load_shared_32(s_taken + (unit & 1) * 4) : ahead.ticket + S::GROUPS);
       }
     }
@@ -482,17 +505,18 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     const bool writer = (r & ~(2 * NT - 1)) == 0, inside = page < here.pages && page < (int)p.blocks;
     auto write = [&](int n, float value) {
       const uint2 row = load_shared_64(s_rows + n * 8);
-      ((float*)((uint64_t)row.x | (uint64_t)row.y << 32))[page] = __fmul_rn(value, factor);
+      float* out = (float*)((uint64_t)row.x | (uint64_t)row.y << 32);
+      if (out) out[page] = __fmul_rn(value, factor);
     };
     if constexpr (PAGE_WARPS == 1) {
-      if (writer && inside && mine < pairs) write(mine, most);
+      if (writer && inside) write(mine, most);
     } else {
       const uint32_t maxima = s_maxima + parity_maxima * 4 * S::ROWS * 4;
       parity_maxima ^= 1;
       if (writer) store_shared_float(maxima + (w * S::ROWS + mine) * 4, most);
       named_barrier(1 + group, 128);
       const int n = tid & 127;
-      if (n < pairs && inside) {
+      if (n < S::ROWS && inside) {
         float m = -INFINITY;
 #pragma unroll
         for (int k = 0; k < 4; k++) m = fmaxf(m, load_shared_float(maxima + (k * S::ROWS + n) * 4));

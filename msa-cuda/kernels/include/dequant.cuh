@@ -104,6 +104,7 @@ struct Nvfp4<Table::E4M3> {
 #ifdef MSA_TABLE
   uint2 entry;
   MSA_DEVICE static void fill(uint32_t shared, int thread, int threads, bool) {
+#pragma unroll 1
     for (int s = thread; s < 256; s += threads) store_shared_64(shared + s * 8, product_table(s));
   }
   // `eight`: 8, opaque to the compiler, so that the address is made on the FMA pipe, which idles where values are looked up.
@@ -141,6 +142,7 @@ struct Nvfp4<Table::BF16> {
 #ifdef MSA_TABLE
   uint4 entry;
   MSA_DEVICE static void fill(uint32_t shared, int thread, int threads, bool exact) {
+#pragma unroll 1
     for (int s = thread; s < 256; s += threads) store_shared_128(shared + s * 16, product_table_bf16(s, exact));
   }
   MSA_DEVICE void load(uint32_t shared, uint32_t scale, uint32_t eight = 8) {

@@ -104,6 +104,7 @@ MSA_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "mem
 // Until at most PENDING of this thread's groups are under way.
 template <int PENDING>
 MSA_DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+MSA_DEVICE void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- programmatic dependent launch ----
