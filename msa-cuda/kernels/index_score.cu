@@ -14,8 +14,8 @@
 #ifndef BF16_STAGE
 #define BF16_STAGE 64
 #endif
-#ifndef TAKE
-#define TAKE 1
+#ifndef W4
+#define W4 8
 #endif
 #ifndef HALF
 #define HALF 0
@@ -39,8 +39,7 @@ constexpr Path ON_THIS_ARCH =
 // Geometry of one instantiation. PAGE_WARPS: warps that share a page (1 or 4).
 template <Keys K, Path P, int NT, int PAGE_WARPS>
 struct Shape {
-  // Warpgroups that take units from one list: all that an SM holds where one block can have them.
-  static constexpr int WARPS = K == Keys::NVFP4 && NT < 4 ? W16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
+  static constexpr int WARPS = K == Keys::NVFP4 && NT == 1 && PAGE_WARPS == 1 ? W16 : K == Keys::NVFP4 && NT == 4 ? W4 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
   // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
   // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
@@ -57,12 +56,10 @@ struct Shape {
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
   // Of each row of a warpgroup: address of its scores or 0, maxima of four warps twice, visible tokens.
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
-  // The next ticket, and the last two of each warpgroup.
-  static constexpr int TICKET_BYTES = 16 + GROUPS * 8;
   // Of each warp: the barriers of its ring, whether a page id was out of range, and how many tokens all its rows see.
   static constexpr int WARP_BYTES = RING * 8 + 8;
   static constexpr int SHARED =
-      GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * WARP_BYTES + TICKET_BYTES;
+      GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * WARP_BYTES;
   // Two blocks an SM where shared memory allows it.
   static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 && THREADS <= 256 ? 2 : 1;
 };
@@ -76,45 +73,33 @@ MSA_DEVICE int pages_of(const Batch& batch, int request) {
 template <int PAGE_WARPS>
 constexpr int UNIT_PAGES = 4 / PAGE_WARPS;
 
-// The units of a block of threads, by ticket: consecutive ones of the flattened list, or, of a lone request, GROUPS at a time with
-// those of the other blocks between them, so that the first pages do not depend on the length and are looked up while it is loaded.
-struct Units {
-  int count;  // tickets from here on stand for nothing; of a lone request all whose unit is there stand for it
-  int skip;   // units of other blocks after every GROUPS
-};
-
-// A unit: the pages from `base` on of a request's `pages`; none if there are none.
+// A unit: the pages from `base` on of a request's `pages`; the next one of its warpgroup begins `step` pages on.
 struct Cursor {
-  int ticket, request, base, pages;
-  MSA_DEVICE bool stands() const { return base < pages; }
+  int request, base, pages, step;
 };
 
-template <int PAGE_WARPS, int GROUPS>
-MSA_DEVICE void go_to(const Batch& batch, const Units& units, int ticket, Cursor& c) {
-  constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
-  c.base += (ticket - c.ticket + (ticket / GROUPS - c.ticket / GROUPS) * units.skip) * EACH;
-  c.ticket = ticket;
-  if (batch.requests == 1) return;
-  if (ticket >= units.count) {
-    c.pages = 0;
-    return;
-  }
+// Of a lone request the list ends where its pages do.
+MSA_DEVICE void next_unit(const Batch& batch, Cursor& c) {
+  c.base += c.step;
+  if (c.base < c.pages || batch.requests == 1) return;
+  c.base = 0;
 #pragma unroll 1
-  for (int whole; c.base >= (whole = (c.pages + EACH - 1) / EACH * EACH);) {
-    c.base -= whole;
-    c.pages = pages_of(batch, ++c.request);
-  }
+  do {
+    c.request++;
+    c.pages = c.request < (int)batch.requests ? pages_of(batch, c.request) : 1;
+  } while (c.pages == 0);
 }
 
-// A block's share of the unit list, as even as can be; and its first unit. One pass for up to 32 requests.
-template <int PAGE_WARPS, int GROUPS>
-MSA_DEVICE Cursor find_share(const Batch& batch, int lane, Units& units) {
+// The units of warpgroup `me` of `of`: `count`, as even as can be, one after the other; the first is returned. One pass for up to 32
+// requests. Of a lone request every `of`th unit while there are pages, so that its first pages do not depend on the length and
+// are looked up while that is loaded.
+template <int PAGE_WARPS>
+MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int lane, int& count) {
   constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
   const int requests = (int)batch.requests;
-  const uint32_t me = blockIdx.x, of = gridDim.x;
   if (requests == 1) {
-    units = {0, (int)(of - 1) * GROUPS};
-    return {0, 0, (int)me * GROUPS * EACH, pages_of(batch, 0)};
+    count = INT_MAX;
+    return {0, (int)me * EACH, pages_of(batch, 0), (int)of * EACH};
   }
   uint32_t total = 0;
   int pages = 0;
@@ -124,7 +109,7 @@ MSA_DEVICE Cursor find_share(const Batch& batch, int lane, Units& units) {
     total += __reduce_add_sync(FULL_WARP, (uint32_t)(pages + EACH - 1) / EACH);
   }
   const uint32_t each = total / of, more = total - each * of, first = each * me + min(me, more);
-  units = {(int)(each + (me < more)), 0};
+  count = (int)(each + (me < more));
   uint32_t before = 0;
 #pragma unroll 1
   for (int base = 0; base < requests; base += 32) {
@@ -140,11 +125,11 @@ MSA_DEVICE Cursor find_share(const Batch& batch, int lane, Units& units) {
     if (first < end) {
       const int owner = __ffs(__ballot_sync(FULL_WARP, before + sum > first)) - 1;
       const uint32_t begin = before + __shfl_sync(FULL_WARP, sum - mine, owner);
-      return {0, base + owner, (int)(first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner)};
+      return {base + owner, (int)(first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner), EACH};
     }
     before = end;
   }
-  return {0, requests, 0, 1};
+  return {requests, 0, 1, EACH};
 }
 
 // Maxima over the eight rows r of a quad's V values; every lane ends with one of them in v[0], whose index is returned.
@@ -188,7 +173,6 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   const uint32_t s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
   const uint32_t s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
   const uint32_t s_barriers = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES, s_barrier = s_barriers + warp * S::WARP_BYTES;
-  const uint32_t s_next = s_barriers + S::WARPS * S::WARP_BYTES, s_taken = s_next + 16 + group * 8;
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
   if (lane == 0) {
@@ -214,28 +198,25 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
   const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
   const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
+  const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
   int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
   auto look_up = [&](int at_request, int at_page) {
     if (lane == 0) ahead_id = load_page_id(p.batch, at_request, at_page);
   };
-  if (lone) look_up(0, (blockIdx.x * S::GROUPS + group) * UNIT_PAGES<PAGE_WARPS> + page_warp);
+  if (lone) look_up(0, me * UNIT_PAGES<PAGE_WARPS> + page_warp);
   else prefetch_table(p.batch, p.blocks);
-  // Warpgroups take units in turn at first, as many as are under way at once, and then whichever is next: some run ahead of others.
-  constexpr int AHEAD = S::RING / S::STAGES;
-  constexpr bool TAKES = PAGE_WARPS == 1 && TAKE;
-  if (tid == 0) store_shared_32(s_next, (AHEAD + 1) * S::GROUPS);
-  Units units;
-  Cursor here = find_share<PAGE_WARPS, S::GROUPS>(p.batch, lane, units);
-  go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, group, here);
+  constexpr int AHEAD = S::RING / S::STAGES;  // whole units under way
+  int count;
+  Cursor here = find_share<PAGE_WARPS>(p.batch, me, of, lane, count);
   Cursor ahead = here, coming = here;
-  if (!lone && ahead.stands()) look_up(ahead.request, ahead.base + page_warp);
+  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp);
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
   const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
                         p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
-  // Part `part` of unit `ahead` into a slot.
-  auto issue = [&](int slot, int part) {
-    if (!ahead.stands()) return;
+  // Part `part` of unit `ahead`, the `number`th, into a slot.
+  auto issue = [&](int slot, int part, int number) {
+    if (number >= count || ahead.base >= ahead.pages) return;
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
       const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
@@ -265,10 +246,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
     }
   };
-  auto advance = [&](int ticket) {
+  auto advance = [&](int number) {
     coming = ahead;
-    go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, ticket, ahead);
-    if (ahead.stands()) look_up(ahead.request, ahead.base + page_warp);
+    if (number + 1 >= count) return;
+    next_unit(p.batch, ahead);
+    if (ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp);
   };
   if (!p.batch.own_status) {
     wait_for_predecessor();
@@ -276,8 +258,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   }
 #pragma unroll
   for (int i = 0; i < S::RING; i++) {
-    issue(i, i % S::STAGES);
-    if (i % S::STAGES == S::STAGES - 1) advance(ahead.ticket + S::GROUPS);
+    issue(i, i % S::STAGES, i / S::STAGES);
+    if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES);
   }
 #if FILL != 0
   if constexpr (K == Keys::NVFP4) if (FILL == 1 || p.batch.own_status) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
@@ -301,9 +283,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   uint32_t queries[ASYNC ? 1 : NT][16];
   int staged = -1, parity_maxima = 0;
 #pragma unroll 1
-  for (int unit = 0; here.stands(); unit++) {
-    uint32_t taken = 0;
-    if (TAKES && w == 0 && lane == 0) taken = take_ticket(s_next);
+  for (int unit = 0; unit < count && here.base < here.pages; unit++) {
     if (here.request != staged) {
       staged = here.request;
       const Request request = load_request(p.batch, staged, false);
@@ -322,25 +302,47 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         const int pair = chunk + n;
         return p.query + (uint64_t)(request.first_row + pair / (int)p.heads) * p.query_row + (uint64_t)(pair % (int)p.heads) * p.query_head;
       };
-      if constexpr (P == Path::WGMMA) {
-        // Four bytes a piece: row n, k step s, slot quad k; the same channels as in the key fragments.
-        for (int i = tid & 127; i < S::ROWS * 32; i += 128) {
-          const int n = i >> 5, s = (i >> 3) & 3, k = i & 7, channel = 32 * (k & 3) + 8 * s + 4 * (k >> 2);
-          const uint32_t value = n < pairs ? *(const uint32_t*)(query_row(n) + channel) : 0u;
-          const int byte = 32 * s + 4 * k;
-          store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), value);
+      if constexpr (ASYNC) {
+        // Pieces of 16 bytes, all of a thread's loaded before the first is stored: channels 32k + 16h on of row n, or half of them.
+        const bool wide = IS_BF16<P> && !p.query_is_e4m3;
+        constexpr int EACH = (S::ROWS * (IS_BF16<P> ? 16 : 8) + 127) / 128;
+        const int pieces = S::ROWS * (wide ? 16 : 8), row_pieces = wide ? 16 : 8;
+        uint4 loaded[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          const int i = (tid & 127) + 128 * e, n = i / row_pieces;
+          loaded[e] = make_uint4(0, 0, 0, 0);
+          if (i < pieces && n < pairs) loaded[e] = *(const uint4*)(query_row(n) + i % row_pieces * 16);
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      } else if constexpr (ASYNC) {
-        // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
-        for (int i = tid & 127; i < S::ROWS * 32; i += 128) {
-          const int n = i >> 5, s = (i >> 2) & 7, k = i & 3;
-          uint2 value = make_uint2(0, 0);
-          if (n < pairs && (P == Path::WGMMA_F16 || p.query_is_e4m3)) value = widen<M>(*(const uint32_t*)(query_row(n) + 32 * k + 4 * s));
-          else if (n < pairs) value = *(const uint2*)(query_row(n) + 64 * k + 8 * s);
-          const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
-          store_shared_32(at, value.x);
-          store_shared_32(at + 128, value.y);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          const int i = (tid & 127) + 128 * e, n = i / row_pieces, piece = i % row_pieces;
+          if (i >= pieces) break;
+          const uint32_t words[4] = {loaded[e].x, loaded[e].y, loaded[e].z, loaded[e].w};
+          if constexpr (P == Path::WGMMA) {
+            // Row n, k step s: eight channels of each quad, four in each half of the step.
+            const int k = piece >> 1;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+              const int byte = 32 * (2 * (piece & 1) + (j >> 1)) + 4 * (k + 4 * (j & 1));
+              store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), words[j]);
+            }
+          } else {
+            // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
+            const int k = wide ? piece >> 2 : piece >> 1, s = wide ? 2 * (piece & 3) : 4 * (piece & 1);
+            const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
+            if (wide) {
+#pragma unroll
+              for (int j = 0; j < 4; j++) store_shared_32(at + 128 * j, words[j]);
+            } else {
+#pragma unroll
+              for (int j = 0; j < 4; j++) {
+                const uint2 value = widen<M>(words[j]);
+                store_shared_32(at + 256 * j, value.x);
+                store_shared_32(at + 256 * j + 128, value.y);
+              }
+            }
+          }
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       } else {
@@ -474,18 +476,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       place.stage = s_ring + slot * S::STAGE_BYTES;
       score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS);
       __syncwarp();
-      const int part = (sub + S::RING) % S::STAGES;
-      if (TAKES && sub == 0 && w == 0) {
-        if (lane == 0) store_shared_32(s_taken + (unit & 1) * 4, taken);
-        named_barrier_arrive(1 + S::GROUPS + group, 128);
-      }
-      issue(slot, part);
-      if (part == S::STAGES - 1) {
-        // The first warp does not run ahead: its products wait for those of the others.
-        if (TAKES && w != 0) named_barrier(1 + S::GROUPS + group, 128);
-        else __syncwarp();
-        advance(TAKES ? (int)load_shared_32(s_taken + (unit & 1) * 4) : ahead.ticket + S::GROUPS);
-      }
+      const int part = (sub + S::RING) % S::STAGES, number = unit + (sub + S::RING) / S::STAGES;
+      issue(slot, part, number);
+      if (part == S::STAGES - 1) advance(number);
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (ASYNC) {
@@ -525,7 +518,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     }
     if (AHEAD == 0) here = ahead;
     else if (AHEAD == 1 && NT < 4) here = coming;
-    else go_to<PAGE_WARPS, S::GROUPS>(p.batch, units, AHEAD == 1 ? coming.ticket : here.ticket + S::GROUPS, here);
+    else next_unit(p.batch, here);
   }
   if (lane == 0 && load_shared_32(s_barrier + S::RING * 8)) raise(p.batch, STATUS_PAGE);
   release_successor();

@@ -46,12 +46,6 @@ MSA_DEVICE void store_shared_64(uint32_t a, uint2 v) {
 MSA_DEVICE void store_shared_128(uint32_t a, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// Of a counter in shared memory.
-MSA_DEVICE uint32_t take_ticket(uint32_t a) {
-  uint32_t r;
-  asm volatile("atom.shared.add.u32 %0,[%1],1;" : "=r"(r) : "r"(a) : "memory");
-  return r;
-}
 MSA_DEVICE void store_shared_float(uint32_t a, float v) { store_shared_32(a, __float_as_uint(v)); }
 
 // ---- global memory ----
@@ -104,7 +98,6 @@ MSA_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "mem
 // Until at most PENDING of this thread's groups are under way.
 template <int PENDING>
 MSA_DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-MSA_DEVICE void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- programmatic dependent launch ----
