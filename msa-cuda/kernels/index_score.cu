@@ -14,6 +14,16 @@
 #ifndef BF16_STAGE
 #define BF16_STAGE 64
 #endif
+#ifndef KMMA
+#define KMMA 0
+#endif
+#define BF16 1
+#define FP8 0
+#define NVFP4 0
+constexpr bool MSA_IS_BF16_KEYS = MSA_KEYS;
+#undef BF16
+#undef FP8
+#undef NVFP4
 #ifndef W4
 #define W4 8
 #endif
@@ -31,7 +41,7 @@ namespace msa {
 template <Path P>
 constexpr Path ON_THIS_ARCH =
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    P == Path::F16 ? Path::WGMMA_F16 : P == Path::BF16 ? Path::WGMMA_BF16 : P;
+    P == Path::F16 ? Path::WGMMA_F16 : P == Path::BF16 && !(KMMA && MSA_IS_BF16_KEYS) ? Path::WGMMA_BF16 : P;
 #else
     P;
 #endif
@@ -56,8 +66,9 @@ struct Shape {
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
   // Of each row of a warpgroup: address of its scores or 0, maxima of four warps twice, visible tokens.
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
-  // Of each warp: the barriers of its ring, whether a page id was out of range, and how many tokens all its rows see.
-  static constexpr int WARP_BYTES = RING * 8 + 8;
+  // Of each warp: the barriers of its ring, whether a page id was out of range, how many tokens all its rows see, and what scores
+  // are multiplied by.
+  static constexpr int WARP_BYTES = RING * 8 + 16;
   static constexpr int SHARED =
       GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * WARP_BYTES;
   // Two blocks an SM where shared memory allows it.
@@ -265,7 +276,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   if constexpr (K == Keys::NVFP4) if (FILL == 1 || p.batch.own_status) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
 #endif
   __syncthreads();  // the table and the status words are there
-  const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
+  if (lane == 0) store_shared_float(s_barrier + S::RING * 8 + 8, __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor)));
 
   // ---- blocks past the end of every request score -inf
   for (int pair = blockIdx.x; pair < (int)p.batch.requests; pair += gridDim.x) {
@@ -404,47 +415,61 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
     };
     KeyPlace place{0, s_table, q, p.one, NT == 4 ? 8 : (p.one >> 27) + 1};
-    // Products are in flight while the keys of the next are made: of a whole tile where registers allow it, else of half of one.
-    constexpr int HALVES = ASYNC && NT < 2 && !HALF ? 2 : 1;
-    constexpr int STEPS = HALF_STEPS<P> * HALVES;
-    [[maybe_unused]] uint32_t fragments[2][4 * STEPS];
-    [[maybe_unused]] float products[2][NT][4];
+    // The products of a tile are in flight while the operands of the next are made. Where registers do not allow two sets of
+    // operands (NVFP4 keys and many queries), only its E4M3 values are, or nothing; nor two of products, where they are one by one.
+    constexpr bool ONE_SET = K == Keys::NVFP4 && P != Path::WGMMA && NT >= (IS_BF16<P> ? 2 : 4);
+    constexpr bool AS_E4M3 = ONE_SET && P == Path::WGMMA_F16, ONE_BY_ONE = K == Keys::NVFP4 && NT == 4;
+    constexpr int STEPS = 2 * HALF_STEPS<P>;
+    [[maybe_unused]] uint32_t fragments[ONE_SET ? 1 : 2][4 * STEPS];
+    [[maybe_unused]] float products[ONE_BY_ONE ? 1 : 2][NT][4];
+    constexpr int LAST = ONE_BY_ONE ? 0 : 1;
     if constexpr (ASYNC) {
       // What the first tile finds before it.
 #pragma unroll
-      for (int nt = 0; nt < NT; nt++) products[1][nt][0] = products[1][nt][1] = products[1][nt][2] = products[1][nt][3] = -INFINITY;
+      for (int nt = 0; nt < NT; nt++)
+        products[LAST][nt][0] = products[LAST][nt][1] = products[LAST][nt][2] = products[LAST][nt][3] = -INFINITY;
     }
     auto score_stage = [&](int token0) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
-        auto multiply = [&](float (*d)[4], const uint32_t* a, int first) {
+#pragma unroll
+        for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
+          const int row = tile * 16 + r, x = tile & 1;
+          uint32_t* a = fragments[ONE_SET ? 0 : x];
+          if constexpr (AS_E4M3) {
+            uint32_t bytes[2 * STEPS];
+            key_fragments<K, Path::WGMMA, S::STAGE_ROWS, 0, 2>(place, row, bytes);
+            wgmma_wait<0>();
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+              from_e4m3<P>(bytes[2 * s], a + 4 * s);
+              from_e4m3<P>(bytes[2 * s + 1], a + 4 * s + 1);
+            }
+          } else {
+            if (ONE_SET) wgmma_wait<0>();
+            key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
+          }
+          float(*before)[4] = products[ONE_BY_ONE ? 0 : 1 - x];
+          float* d = &products[ONE_BY_ONE ? 0 : x][0][0];
+          if (ONE_BY_ONE) {
+            wgmma_wait<0>();
+            arrived<4 * NT>(d);
+            update(before, token0 + row - 16);
+          }
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < STEPS; s++) {
-            const uint64_t b = descriptor + 16 * (first + s);
-            if constexpr (P == Path::WGMMA) wgmma_e4m3<NT>(&d[0][0], a + 4 * s, b, first + s != 0);
-            else if constexpr (P == Path::WGMMA_F16) wgmma_f16<NT>(&d[0][0], a + 4 * s, b, first + s != 0);
-            else wgmma_bf16<NT>(&d[0][0], a + 4 * s, b, first + s != 0);
+            const uint64_t b = descriptor + 16 * s;
+            if constexpr (P == Path::WGMMA) wgmma_e4m3<NT>(d, a + 4 * s, b, s != 0);
+            else if constexpr (P == Path::WGMMA_F16) wgmma_f16<NT>(d, a + 4 * s, b, s != 0);
+            else wgmma_bf16<NT>(d, a + 4 * s, b, s != 0);
           }
           wgmma_commit();
+          if (ONE_BY_ONE) continue;
           wgmma_wait<1>();
-        };
-#pragma unroll
-        for (int tile = 0; tile < S::STAGE_ROWS / 16; tile += 2) {
-#pragma unroll
-          for (int x = 0; x < 2; x++) {
-            const int row = (tile + x) * 16 + r;
-            uint32_t* a = fragments[HALVES == 2 ? x : 0];
-            key_fragments<K, P, S::STAGE_ROWS, 0, HALVES>(place, row, a);
-            multiply(products[x], a, 0);
-            arrived<4 * NT>(&products[1 - x][0][0]);
-            update(products[1 - x], token0 + row - 16);
-            if constexpr (HALVES == 1) {
-              key_fragments<K, P, S::STAGE_ROWS, 1, 1>(place, row, fragments[1]);
-              multiply(products[x], fragments[1], STEPS);
-            }
-          }
+          arrived<4 * NT>(&before[0][0]);
+          update(before, token0 + row - 16);
         }
 #endif
       } else {
@@ -483,8 +508,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (ASYNC) {
       wgmma_wait<0>();
-      arrived<4 * NT>(&products[1][0][0]);
-      update(products[1], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
+      arrived<4 * NT>(&products[LAST][0][0]);
+      update(products[LAST], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
     }
 #endif
     if (!readable) {
@@ -499,7 +524,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     auto write = [&](int n, float value) {
       const uint2 row = load_shared_64(s_rows + n * 8);
       float* out = (float*)((uint64_t)row.x | (uint64_t)row.y << 32);
-      if (out) out[page] = __fmul_rn(value, factor);
+      if (out) out[page] = __fmul_rn(value, load_shared_float(s_barrier + S::RING * 8 + 8));
     };
     if constexpr (PAGE_WARPS == 1) {
       if (writer && inside) write(mine, most);
