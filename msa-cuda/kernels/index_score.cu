@@ -8,40 +8,19 @@
 #include "include/batch.cuh"
 #include "include/index_keys.cuh"
 #include "include/wgmma.cuh"
-#ifndef FILL
-#define FILL 2
-#endif
 #ifndef BF16_STAGE
 #define BF16_STAGE 64
-#endif
-#ifndef KMMA
-#define KMMA 0
-#endif
-#define BF16 1
-#define FP8 0
-#define NVFP4 0
-constexpr bool MSA_IS_BF16_KEYS = MSA_KEYS;
-#undef BF16
-#undef FP8
-#undef NVFP4
-#ifndef W4
-#define W4 8
-#endif
-#ifndef HALF
-#define HALF 0
-#endif
-#ifndef W16
-#define W16 16
 #endif
 
 namespace msa {
 
-// On Hopper all products are wgmma, whose results are those of mma.sync bit for bit (measured); its queries stand in shared memory,
-// which leaves registers for two tiles in flight.
-template <Path P>
+// On Hopper products are wgmma, whose results are those of mma.sync bit for bit (measured); its queries stand in shared memory, which
+// leaves registers for two tiles in flight. bf16 keys, which need no arithmetic, stay with mma.sync: 1, 8, 32 and 128 requests take
+// 11.4 / 67.3 / 250 / 968 us and by wgmma 12.6 / 68.3 / 251 / 976, with eight rows 1028 and 1055 (H200, driver 580.159).
+template <Keys K, Path P>
 constexpr Path ON_THIS_ARCH =
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    P == Path::F16 ? Path::WGMMA_F16 : P == Path::BF16 && !(KMMA && MSA_IS_BF16_KEYS) ? Path::WGMMA_BF16 : P;
+    P == Path::F16 ? Path::WGMMA_F16 : P == Path::BF16 && K != Keys::BF16 ? Path::WGMMA_BF16 : P;
 #else
     P;
 #endif
@@ -49,7 +28,9 @@ constexpr Path ON_THIS_ARCH =
 // Geometry of one instantiation. PAGE_WARPS: warps that share a page (1 or 4).
 template <Keys K, Path P, int NT, int PAGE_WARPS>
 struct Shape {
-  static constexpr int WARPS = K == Keys::NVFP4 && NT == 1 && PAGE_WARPS == 1 ? W16 : K == Keys::NVFP4 && NT == 4 ? W4 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
+  // One block of 16 warps instead of two of eight: measured on an H200 (driver 580.159; 8, 32 and 128 requests of 128K tokens), f16
+  // 26.6 / 81.7 / 296 us and 26.1 / 84.2 / 312.
+  static constexpr int WARPS = K == Keys::NVFP4 && NT == 1 && PAGE_WARPS == 1 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
   // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
   // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
@@ -60,7 +41,7 @@ struct Shape {
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
   static constexpr Table TABLE = P == Path::BF16 ? Table::BF16 : Table::E4M3;
   // Of a warpgroup; the same on every arch, as the launching side knows one number.
-  static constexpr int QUERY_BYTES = NT * (P == Path::WGMMA ? 1024 : 2048);
+  static constexpr int QUERY_BYTES = K == Keys::BF16 ? 0 : NT * (P == Path::WGMMA ? 1024 : 2048);
   static constexpr int TABLE_BYTES = K == Keys::NVFP4 ? Nvfp4<TABLE>::SHARED_BYTES : 0;
   static constexpr int ROWS = NT * 8;
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
@@ -169,7 +150,7 @@ template <Keys K, Path VARIANT, int NT, int PAGE_WARPS>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void index_score(const IndexArguments& p) {
   using S = Shape<K, VARIANT, NT, PAGE_WARPS>;
-  constexpr Path P = ON_THIS_ARCH<VARIANT>;
+  constexpr Path P = ON_THIS_ARCH<K, VARIANT>;
   using Codes = Nvfp4<S::TABLE>;
   constexpr Mma M = IS_BF16<P> ? Mma::BF16 : Mma::F16;
   constexpr bool ASYNC = P != Path::F16 && P != Path::BF16;
@@ -192,16 +173,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     store_shared_32(s_barrier + S::RING * 8, 0);
   }
   __syncwarp();
-#if FILL != 1
-  if constexpr (K == Keys::NVFP4) if (FILL == 0 || !p.batch.own_status) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
-#endif
   // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
   // may be what it writes.
   if (p.batch.own_status) {
     wait_for_predecessor();
-#if EARLY
-    release_successor();
-#endif
     clear_own_status(p.batch.status, p.batch.own_status);
   }
 
@@ -212,12 +187,12 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
   int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
+  constexpr int AHEAD = S::RING / S::STAGES;  // whole units under way
   auto look_up = [&](int at_request, int at_page) {
     if (lane == 0) ahead_id = load_page_id(p.batch, at_request, at_page);
   };
-  if (lone) look_up(0, me * UNIT_PAGES<PAGE_WARPS> + page_warp);
-  else prefetch_table(p.batch, p.blocks);
-  constexpr int AHEAD = S::RING / S::STAGES;  // whole units under way
+  if (!lone) prefetch_table(p.batch, p.blocks);
+  else if (lane <= AHEAD) ahead_id = load_page_id(p.batch, 0, (me + lane * of) * UNIT_PAGES<PAGE_WARPS> + page_warp);
   int count;
   Cursor here = find_share<PAGE_WARPS>(p.batch, me, of, lane, count);
   Cursor ahead = here, coming = here;
@@ -225,11 +200,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
   const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
                         p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
-  // Part `part` of unit `ahead`, the `number`th, into a slot.
-  auto issue = [&](int slot, int part, int number) {
+  // Part `part` of unit `ahead`, the `number`th, into a slot; lane `from` has looked it up.
+  auto issue = [&](int slot, int part, int number, int from) {
     if (number >= count || ahead.base >= ahead.pages) return;
     if (part == 0) {
-      const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
+      const int32_t id = __shfl_sync(FULL_WARP, ahead_id, from);
       const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
       if (inside && !there) store_shared_32(s_barrier + S::RING * 8, 1);
       ahead_page = inside && there && id != p.batch.null_page ? id : -1;
@@ -257,11 +232,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
     }
   };
-  auto advance = [&](int number) {
+  auto advance = [&](int number, bool looked_up) {
     coming = ahead;
     if (number + 1 >= count) return;
     next_unit(p.batch, ahead);
-    if (ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp);
+    if (!looked_up && ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp);
   };
   if (!p.batch.own_status) {
     wait_for_predecessor();
@@ -269,12 +244,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   }
 #pragma unroll
   for (int i = 0; i < S::RING; i++) {
-    issue(i, i % S::STAGES, i / S::STAGES);
-    if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES);
+    issue(i, i % S::STAGES, i / S::STAGES, lone ? i / S::STAGES : 0);
+    if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES, lone);
   }
-#if FILL != 0
-  if constexpr (K == Keys::NVFP4) if (FILL == 1 || p.batch.own_status) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
-#endif
+  if (lone) ahead_id = __shfl_sync(FULL_WARP, ahead_id, AHEAD);
+  if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
   __syncthreads();  // the table and the status words are there
   if (lane == 0) store_shared_float(s_barrier + S::RING * 8 + 8, __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor)));
 
@@ -433,7 +407,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
-#pragma unroll
+#pragma unroll(ONE_BY_ONE && ONE_SET ? 1 : 8)
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
           const int row = tile * 16 + r, x = tile & 1;
           uint32_t* a = fragments[ONE_SET ? 0 : x];
@@ -502,8 +476,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS);
       __syncwarp();
       const int part = (sub + S::RING) % S::STAGES, number = unit + (sub + S::RING) / S::STAGES;
-      issue(slot, part, number);
-      if (part == S::STAGES - 1) advance(number);
+      issue(slot, part, number, 0);
+      if (part == S::STAGES - 1) advance(number, false);
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (ASYNC) {
