@@ -1,9 +1,9 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [only=NAME ...]`. `quick` is index scoring of one row and 128K tokens,
-//! `rows=N` of N. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
+//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [only=NAME ...]`. Prints microseconds for B = 1, 8, 32 and 128 requests:
 //! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
-//! own; with `append` that alone.
+//! own; with `append` that alone. Index scoring is of several contexts and rows; `quick` and `rows=N` leave 128K tokens with one or
+//! N rows.
 
 #[path = "bench/append.rs"]
 mod append;

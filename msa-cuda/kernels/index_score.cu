@@ -8,9 +8,6 @@
 #include "include/batch.cuh"
 #include "include/index_keys.cuh"
 #include "include/wgmma.cuh"
-#ifndef BF16_STAGE
-#define BF16_STAGE 64
-#endif
 
 namespace msa {
 
@@ -32,12 +29,12 @@ struct Shape {
   // 26.6 / 81.7 / 296 us and 26.1 / 84.2 / 312.
   static constexpr int WARPS = K == Keys::NVFP4 && NT == 1 && PAGE_WARPS == 1 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
-  // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
-  // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
-  // 77.6 / 287, bf16 8.0 / 31.0 / 99.6 / 366 and 8.5 / 31.4 / 103 / 380, but f16 7.9 / 29.6 / 92.9 / 344 and 8.0 / 28.6 / 91.4 / 336.
-  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : K == Keys::NVFP4 && P == Path::BF16 ? BF16_STAGE : 64;
+  // Two stages of 64 rows a page, of which one is refilled while the other is worked on, are faster than one of a page although that
+  // is one copy where scales follow codes (H200, driver 580.159, NVFP4 keys and bf16 queries, 8, 32 and 128 requests of 128K tokens:
+  // 29.1 / 95.0 / 365 us and 32.6 / 97.9 / 368).
+  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : 64;
   static constexpr int STAGES = UNIT_ROWS / STAGE_ROWS;  // stages of a unit
-  static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : STAGE_ROWS == 128 ? 1 : 2;
+  static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : 2;
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
   static constexpr Table TABLE = P == Path::BF16 ? Table::BF16 : Table::E4M3;
   // Of a warpgroup; the same on every arch, as the launching side knows one number.
@@ -198,8 +195,6 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   Cursor ahead = here, coming = here;
   if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp);
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
-  const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
-                        p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
   // Part `part` of unit `ahead`, the `number`th, into a slot; lane `from` has looked it up.
   auto issue = [&](int slot, int part, int number, int from) {
     if (number >= count || ahead.base >= ahead.pages) return;
@@ -217,15 +212,13 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       if (readable) {
         const int row = row0 + part * S::STAGE_ROWS;
         const uint8_t* source = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)ahead_page * p.key.page_stride + row * p.key.token_stride;
-        if (one_copy) {
-          bulk_copy(destination, source, S::STAGE_BYTES, barrier);
-        } else if (p.key.token_stride == ROW) {
+        if (p.key.token_stride == ROW) {
           bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
         } else {
 #pragma unroll 1
           for (int i = 0; i < S::STAGE_ROWS; i++) bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
         }
-        if (K == Keys::NVFP4 && !one_copy) {
+        if (K == Keys::NVFP4) {
           const uint8_t* scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)ahead_page * p.scale.page_stride + row * SCALE;
           bulk_copy(destination + S::STAGE_ROWS * ROW, scales, S::STAGE_ROWS * SCALE, barrier);
         }
@@ -390,47 +383,27 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     };
     KeyPlace place{0, s_table, q, p.one, NT == 4 ? 8 : (p.one >> 27) + 1};
     // The products of a tile are in flight while the operands of the next are made. Where registers do not allow two sets of
-    // operands (NVFP4 keys and many queries), only its E4M3 values are, or nothing; nor two of products, where they are one by one.
-    constexpr bool ONE_SET = K == Keys::NVFP4 && P != Path::WGMMA && NT >= (IS_BF16<P> ? 2 : 4);
-    constexpr bool AS_E4M3 = ONE_SET && P == Path::WGMMA_F16, ONE_BY_ONE = K == Keys::NVFP4 && NT == 4;
+    // operands (NVFP4 keys and many queries) they are not, and four tiles of queries leave none for two of products either.
+    constexpr bool IN_TURN = K == Keys::NVFP4 && NT == 4, ONE_SET = IN_TURN || (K == Keys::NVFP4 && NT == 2 && IS_BF16<P>);
     constexpr int STEPS = 2 * HALF_STEPS<P>;
     [[maybe_unused]] uint32_t fragments[ONE_SET ? 1 : 2][4 * STEPS];
-    [[maybe_unused]] float products[ONE_BY_ONE ? 1 : 2][NT][4];
-    constexpr int LAST = ONE_BY_ONE ? 0 : 1;
-    if constexpr (ASYNC) {
+    [[maybe_unused]] float products[IN_TURN ? 1 : 2][NT][4];
+    if constexpr (ASYNC && !IN_TURN) {
       // What the first tile finds before it.
 #pragma unroll
-      for (int nt = 0; nt < NT; nt++)
-        products[LAST][nt][0] = products[LAST][nt][1] = products[LAST][nt][2] = products[LAST][nt][3] = -INFINITY;
+      for (int nt = 0; nt < NT; nt++) products[1][nt][0] = products[1][nt][1] = products[1][nt][2] = products[1][nt][3] = -INFINITY;
     }
     auto score_stage = [&](int token0) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
-#pragma unroll(ONE_BY_ONE && ONE_SET ? 1 : 8)
+#pragma unroll(IN_TURN ? 1 : 8)
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
-          const int row = tile * 16 + r, x = tile & 1;
+          const int row = tile * 16 + r, x = IN_TURN ? 0 : tile & 1;
           uint32_t* a = fragments[ONE_SET ? 0 : x];
-          if constexpr (AS_E4M3) {
-            uint32_t bytes[2 * STEPS];
-            key_fragments<K, Path::WGMMA, S::STAGE_ROWS, 0, 2>(place, row, bytes);
-            wgmma_wait<0>();
-#pragma unroll
-            for (int s = 0; s < STEPS; s++) {
-              from_e4m3<P>(bytes[2 * s], a + 4 * s);
-              from_e4m3<P>(bytes[2 * s + 1], a + 4 * s + 1);
-            }
-          } else {
-            if (ONE_SET) wgmma_wait<0>();
-            key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
-          }
-          float(*before)[4] = products[ONE_BY_ONE ? 0 : 1 - x];
-          float* d = &products[ONE_BY_ONE ? 0 : x][0][0];
-          if (ONE_BY_ONE) {
-            wgmma_wait<0>();
-            arrived<4 * NT>(d);
-            update(before, token0 + row - 16);
-          }
+          if (ONE_SET && !IN_TURN) wgmma_wait<0>();
+          key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
+          float* d = &products[x][0][0];
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < STEPS; s++) {
@@ -440,10 +413,15 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
             else wgmma_bf16<NT>(d, a + 4 * s, b, s != 0);
           }
           wgmma_commit();
-          if (ONE_BY_ONE) continue;
-          wgmma_wait<1>();
-          arrived<4 * NT>(&before[0][0]);
-          update(before, token0 + row - 16);
+          if constexpr (IN_TURN) {
+            wgmma_wait<0>();
+            arrived<4 * NT>(d);
+            update(products[0], token0 + row);
+          } else {
+            wgmma_wait<1>();
+            arrived<4 * NT>(&products[1 - x][0][0]);
+            update(products[1 - x], token0 + row - 16);
+          }
         }
 #endif
       } else {
@@ -480,10 +458,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       if (part == S::STAGES - 1) advance(number, false);
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if constexpr (ASYNC) {
+    if constexpr (ASYNC && !IN_TURN) {
       wgmma_wait<0>();
-      arrived<4 * NT>(&products[LAST][0][0]);
-      update(products[LAST], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
+      arrived<4 * NT>(&products[1][0][0]);
+      update(products[1], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
     }
 #endif
     if (!readable) {

@@ -52,11 +52,14 @@ pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64
 pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, choice: &IndexChoice, kernel: &Kernel) -> Grid {
     let g = plan.op.geometry();
     let units = lengths.requests().iter().map(|r| g.blocks(r.kv_len.into()).div_ceil(choice.pages.into()));
-    let groups = u64::from(kernel.threads / 128);
-    let blocks = units.sum::<u64>().div_ceil(groups.max(1)).max(1);
-    let most = u64::from(plan.traits.units.max(1) * kernel.blocks);
     let chunks = (lengths.max_query_len() * g.index_heads).div_ceil(choice.pairs).max(1);
-    Grid { x: blocks.min(most) as u32, y: chunks, cluster: 1 }
+    Grid { x: index_blocks(units.sum(), kernel, plan.traits.units), y: chunks, cluster: 1 }
+}
+
+/// Blocks for so many units, of which each warpgroup of a block takes one at once.
+fn index_blocks(units: u64, kernel: &Kernel, sms: u32) -> u32 {
+    let groups = u64::from((kernel.threads / 128).max(1));
+    units.div_ceil(groups).clamp(1, u64::from(sms.max(1) * kernel.blocks)) as u32
 }
 
 /// All blocks that the bounds allow.
@@ -215,6 +218,13 @@ mod tests {
         assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1_quad");
         assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
         assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
+    }
+
+    #[test]
+    fn every_warpgroup_of_a_grid_has_a_unit() {
+        let kernel = |threads, blocks| Kernel { symbol: "index_score_n1", threads, shared: 0, blocks };
+        let blocks = |units| [(256, 2), (512, 1)].map(|(t, b)| index_blocks(units, &kernel(t, b), 132));
+        assert_eq!([0, 1, 10, 256, 1 << 20].map(blocks), [[1, 1], [1, 1], [5, 3], [128, 64], [264, 132]]);
     }
 
     #[test]
