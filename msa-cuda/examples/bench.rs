@@ -91,7 +91,8 @@ fn index_rows(bench: &Bench<'_>, only_rows: Option<u64>) -> Result<()> {
 
 /// Whether the formats `name` are to be timed: all, or those of each `only=`.
 fn chosen(name: &str) -> bool {
-    let mut named = std::env::args().filter_map(|a| a.strip_prefix("only=").map(|only| name == only)).peekable();
+    let mut named =
+        std::env::args().filter_map(|a| a.strip_prefix("only=").map(|only| name == only)).peekable();
     named.peek().is_none() || named.any(|only| only)
 }
 
