@@ -383,27 +383,47 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     };
     KeyPlace place{0, s_table, q, p.one, NT == 4 ? 8 : (p.one >> 27) + 1};
     // The products of a tile are in flight while the operands of the next are made. Where registers do not allow two sets of
-    // operands (NVFP4 keys and many queries) they are not, and four tiles of queries leave none for two of products either.
-    constexpr bool IN_TURN = K == Keys::NVFP4 && NT == 4, ONE_SET = IN_TURN || (K == Keys::NVFP4 && NT == 2 && IS_BF16<P>);
+    // operands (NVFP4 keys and many queries), only its E4M3 values are, or nothing; nor two of products, where they are one by one.
+    constexpr bool ONE_SET = K == Keys::NVFP4 && P != Path::WGMMA && NT >= (IS_BF16<P> ? 2 : 4);
+    constexpr bool AS_E4M3 = ONE_SET && P == Path::WGMMA_F16, ONE_BY_ONE = K == Keys::NVFP4 && NT == 4;
     constexpr int STEPS = 2 * HALF_STEPS<P>;
     [[maybe_unused]] uint32_t fragments[ONE_SET ? 1 : 2][4 * STEPS];
-    [[maybe_unused]] float products[IN_TURN ? 1 : 2][NT][4];
-    if constexpr (ASYNC && !IN_TURN) {
+    [[maybe_unused]] float products[ONE_BY_ONE ? 1 : 2][NT][4];
+    constexpr int LAST = ONE_BY_ONE ? 0 : 1;
+    if constexpr (ASYNC) {
       // What the first tile finds before it.
 #pragma unroll
-      for (int nt = 0; nt < NT; nt++) products[1][nt][0] = products[1][nt][1] = products[1][nt][2] = products[1][nt][3] = -INFINITY;
+      for (int nt = 0; nt < NT; nt++)
+        products[LAST][nt][0] = products[LAST][nt][1] = products[LAST][nt][2] = products[LAST][nt][3] = -INFINITY;
     }
     auto score_stage = [&](int token0) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
-#pragma unroll(IN_TURN ? 1 : 8)
+#pragma unroll(ONE_BY_ONE && ONE_SET ? 1 : 8)
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
-          const int row = tile * 16 + r, x = IN_TURN ? 0 : tile & 1;
+          const int row = tile * 16 + r, x = tile & 1;
           uint32_t* a = fragments[ONE_SET ? 0 : x];
-          if (ONE_SET && !IN_TURN) wgmma_wait<0>();
-          key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
-          float* d = &products[x][0][0];
+          if constexpr (AS_E4M3) {
+            uint32_t bytes[2 * STEPS];
+            key_fragments<K, Path::WGMMA, S::STAGE_ROWS, 0, 2>(place, row, bytes);
+            wgmma_wait<0>();
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+              from_e4m3<P>(bytes[2 * s], a + 4 * s);
+              from_e4m3<P>(bytes[2 * s + 1], a + 4 * s + 1);
+            }
+          } else {
+            if (ONE_SET) wgmma_wait<0>();
+            key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
+          }
+          float(*before)[4] = products[ONE_BY_ONE ? 0 : 1 - x];
+          float* d = &products[ONE_BY_ONE ? 0 : x][0][0];
+          if (ONE_BY_ONE) {
+            wgmma_wait<0>();
+            arrived<4 * NT>(d);
+            update(before, token0 + row - 16);
+          }
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < STEPS; s++) {
@@ -413,15 +433,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
             else wgmma_bf16<NT>(d, a + 4 * s, b, s != 0);
           }
           wgmma_commit();
-          if constexpr (IN_TURN) {
-            wgmma_wait<0>();
-            arrived<4 * NT>(d);
-            update(products[0], token0 + row);
-          } else {
-            wgmma_wait<1>();
-            arrived<4 * NT>(&products[1 - x][0][0]);
-            update(products[1 - x], token0 + row - 16);
-          }
+          if (ONE_BY_ONE) continue;
+          wgmma_wait<1>();
+          arrived<4 * NT>(&before[0][0]);
+          update(before, token0 + row - 16);
         }
 #endif
       } else {
@@ -458,10 +473,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       if (part == S::STAGES - 1) advance(number, false);
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if constexpr (ASYNC && !IN_TURN) {
+    if constexpr (ASYNC) {
       wgmma_wait<0>();
-      arrived<4 * NT>(&products[1][0][0]);
-      update(products[1], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
+      arrived<4 * NT>(&products[LAST][0][0]);
+      update(products[LAST], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
     }
 #endif
     if (!readable) {
