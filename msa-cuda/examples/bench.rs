@@ -1,9 +1,10 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [index] [sparse] [step] [append] [split] [checked] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
-//! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
-//! own; with `append` that alone; with `split` the bytes a second of index scoring beside those of a copy, few requests; with
-//! `checked` under checked plans.
+//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [split] [checked] [only=NAME ...]`. Prints microseconds for B = 1, 8, 32
+//! and 128 requests: index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as
+//! operations of their own; with `append` that alone; with `split` the bytes a second of index scoring beside those of a copy, few
+//! requests; with `checked` under checked plans. Index scoring is of several contexts and rows; `quick` and `rows=N` leave 128K
+//! tokens with one or N rows.
 
 #[path = "bench/append.rs"]
 mod append;
@@ -56,7 +57,8 @@ fn run() -> Result<()> {
         step::run(&bench)?;
     }
     if named("index") || rest {
-        index_rows(&bench, named("quick"))?;
+        let rows = std::env::args().find_map(|a| a.strip_prefix("rows=").and_then(|n| n.parse().ok()));
+        index_rows(&bench, rows.or(named("quick").then_some(1)))?;
     }
     if named("sparse") || rest {
         sparse::run(&bench)?;
@@ -64,7 +66,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
+fn index_rows(bench: &Bench<'_>, only_rows: Option<u64>) -> Result<()> {
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),
@@ -78,7 +80,7 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
             continue;
         }
         for (context, rows) in [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)] {
-            if quick && (context != 131_072 || rows > 1) {
+            if only_rows.is_some_and(|only| context != 131_072 || rows != only) {
                 continue;
             }
             let op = IndexScore { query, keys, precision, ..IndexScore::default() };
@@ -98,9 +100,11 @@ fn options() -> PlanOptions {
     PlanOptions { checked: std::env::args().any(|a| a == "checked"), ..PlanOptions::default() }
 }
 
-/// Whether the formats `name` are to be timed: all, or those of `only=`.
+/// Whether the formats `name` are to be timed: all, or those of each `only=`.
 fn chosen(name: &str) -> bool {
-    std::env::args().find_map(|a| a.strip_prefix("only=").map(|only| name == only)).unwrap_or(true)
+    let mut named =
+        std::env::args().filter_map(|a| a.strip_prefix("only=").map(|only| name == only)).peekable();
+    named.peek().is_none() || named.any(|only| only)
 }
 
 struct Bench<'a> {

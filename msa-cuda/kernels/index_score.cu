@@ -6,26 +6,18 @@
 // A persistent grid divides the (request, unit) list evenly; a unit is four pages (one a warp) or one page (32 rows a warp).
 // Scores do not depend on the division. Each warp drives its own ring of bulk copies.
 #include "include/batch.cuh"
-#include "include/dequant.cuh"
+#include "include/index_keys.cuh"
 #include "include/wgmma.cuh"
 
 namespace msa {
 
-enum class Keys { BF16, FP8, NVFP4 };
-// F16 and BF16 are mma.sync, WGMMA takes e4m3 operands and WGMMA_F16 the same values as f16.
-enum class Path { F16, BF16, WGMMA, WGMMA_F16 };
-
-template <Keys K> struct KeyBytes;
-template <> struct KeyBytes<Keys::BF16> { static constexpr int ROW = 256, SCALE = 0; };
-template <> struct KeyBytes<Keys::FP8> { static constexpr int ROW = 128, SCALE = 0; };
-template <> struct KeyBytes<Keys::NVFP4> { static constexpr int ROW = 64, SCALE = 8; };
-
-// On Hopper the products of f16 operands are wgmma, whose results are those of mma.sync bit for bit (measured); its queries stand
-// in shared memory, which leaves registers for two tiles in flight.
-template <Path P>
+// On Hopper products are wgmma, whose results are those of mma.sync bit for bit (measured); its queries stand in shared memory, which
+// leaves registers for two tiles in flight. bf16 keys, which need no arithmetic, stay with mma.sync: 1, 8, 32 and 128 requests take
+// 11.4 / 67.3 / 250 / 968 us and by wgmma 12.6 / 68.3 / 251 / 976, with eight rows 1028 and 1055 (H200, driver 580.159).
+template <Keys K, Path P>
 constexpr Path ON_THIS_ARCH =
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    P == Path::F16 ? Path::WGMMA_F16 : P;
+    P == Path::F16 ? Path::WGMMA_F16 : P == Path::BF16 && K != Keys::BF16 ? Path::WGMMA_BF16 : P;
 #else
     P;
 #endif
@@ -33,34 +25,32 @@ constexpr Path ON_THIS_ARCH =
 // Geometry of one instantiation. PAGE_WARPS: warps that share a page (1 or 4).
 template <Keys K, Path P, int NT, int PAGE_WARPS>
 struct Shape {
-  static constexpr int WARPS = 8, GROUPS = WARPS / 4;
+  // One block of 16 warps instead of two of eight: measured on an H200 (driver 580.159; 8, 32 and 128 requests of 128K tokens), f16
+  // 26.6 / 81.7 / 296 us and 26.1 / 84.2 / 312.
+  static constexpr int WARPS = K == Keys::NVFP4 && NT == 1 && PAGE_WARPS == 1 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
-  // NVFP4: a whole page a stage is one copy where its scales follow its codes. Measured on an H200 (driver 580.159, 1 / 8 / 32 /
-  // 128 requests of 128K tokens), a page a stage against two stages of 64 rows: e4m3 7.1 / 25.3 / 77.5 / 286 us and 7.3 / 24.2 /
-  // 77.6 / 287, bf16 8.0 / 31.0 / 99.6 / 366 and 8.5 / 31.4 / 103 / 380, but f16 7.9 / 29.6 / 92.9 / 344 and 8.0 / 28.6 / 91.4 / 336.
-  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : K == Keys::NVFP4 && P == Path::BF16 ? 128 : 64;
+  // Two stages of 64 rows a page, of which one is refilled while the other is worked on, are faster than one of a page although that
+  // is one copy where scales follow codes (H200, driver 580.159, NVFP4 keys and bf16 queries, 8, 32 and 128 requests of 128K tokens:
+  // 29.1 / 95.0 / 365 us and 32.6 / 97.9 / 368).
+  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : 64;
   static constexpr int STAGES = UNIT_ROWS / STAGE_ROWS;  // stages of a unit
-  static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : STAGE_ROWS == 128 ? 1 : 2;
+  static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : 2;
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
   static constexpr Table TABLE = P == Path::BF16 ? Table::BF16 : Table::E4M3;
   // Of a warpgroup; the same on every arch, as the launching side knows one number.
-  static constexpr int QUERY_BYTES = P == Path::WGMMA ? NT * 1024 : P == Path::F16 ? NT * 2048 : 0;
+  static constexpr int QUERY_BYTES = K == Keys::BF16 ? 0 : NT * (P == Path::WGMMA ? 1024 : 2048);
   static constexpr int TABLE_BYTES = K == Keys::NVFP4 ? Nvfp4<TABLE>::SHARED_BYTES : 0;
   static constexpr int ROWS = NT * 8;
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
-  // Of each row of a warpgroup: address of its scores, maxima of four warps twice, visible tokens.
+  // Of each row of a warpgroup: address of its scores or 0, maxima of four warps twice, visible tokens.
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
-  static constexpr int SHARED = GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * RING * 8;
-  // Two blocks an SM where shared memory and registers allow it.
-  static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 && (NT < 4 || QUERY_BYTES > 0) ? 2 : 1;
-};
-
-struct True { static constexpr bool VALUE = true; };
-struct False { static constexpr bool VALUE = false; };
-
-// Where in the flattened unit list a warpgroup stands: at the unit that begins with page `base` of a request's `pages`.
-struct Cursor {
-  int request, base, pages;
+  // Of each warp: the barriers of its ring, whether a page id was out of range, how many tokens all its rows see, and what scores
+  // are multiplied by.
+  static constexpr int WARP_BYTES = RING * 8 + 16;
+  static constexpr int SHARED =
+      GROUPS * QUERY_BYTES + RING_BYTES + TABLE_BYTES + GROUPS * ROWS * ROW_BYTES + WARPS * WARP_BYTES;
+  // Two blocks an SM where shared memory allows it.
+  static constexpr int BLOCKS_PER_SM = SHARED <= 113 * 1024 && THREADS <= 256 ? 2 : 1;
 };
 
 MSA_DEVICE int pages_of(const Batch& batch, int request) {
@@ -72,41 +62,45 @@ MSA_DEVICE int pages_of(const Batch& batch, int request) {
 template <int PAGE_WARPS>
 constexpr int UNIT_PAGES = 4 / PAGE_WARPS;
 
-// True if the next unit is of another request.
-template <int PAGE_WARPS>
-MSA_DEVICE bool next_unit(const Batch& batch, Cursor& c) {
-  c.base += UNIT_PAGES<PAGE_WARPS>;
-  if (c.base < c.pages) return false;
+// A unit: the pages from `base` on of a request's `pages`; the next one of its warpgroup begins `step` pages on.
+struct Cursor {
+  int request, base, pages, step;
+};
+
+// Of a lone request the list ends where its pages do.
+MSA_DEVICE void next_unit(const Batch& batch, Cursor& c) {
+  c.base += c.step;
+  if (c.base < c.pages || batch.requests == 1) return;
   c.base = 0;
+#pragma unroll 1
   do {
     c.request++;
     c.pages = c.request < (int)batch.requests ? pages_of(batch, c.request) : 1;
   } while (c.pages == 0);
-  return true;
 }
 
-// A warpgroup's share of the unit list: `first` and `count`, as even as can be.
-struct Share {
-  uint32_t first, count;
-};
-MSA_DEVICE Share share_of(uint32_t units, uint32_t me, uint32_t of) {
-  const uint32_t each = units / of, more = units - each * of;
-  return {each * me + min(me, more), each + (me < more)};
-}
-
-// The share of group `me` of `of`, and the place of its first unit; one pass for up to 32 requests.
+// The units of warpgroup `me` of `of`: `count`, as even as can be, one after the other; the first is returned. One pass for up to 32
+// requests. Of a lone request every `of`th unit while there are pages, so that its first pages do not depend on the length and
+// are looked up while that is loaded.
 template <int PAGE_WARPS>
-MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int lane, Share& share) {
+MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int lane, int& count) {
   constexpr int EACH = UNIT_PAGES<PAGE_WARPS>;
   const int requests = (int)batch.requests;
+  if (requests == 1) {
+    count = INT_MAX;
+    return {0, (int)me * EACH, pages_of(batch, 0), (int)of * EACH};
+  }
   uint32_t total = 0;
   int pages = 0;
+#pragma unroll 1
   for (int base = 0; base < requests; base += 32) {
     pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
     total += __reduce_add_sync(FULL_WARP, (uint32_t)(pages + EACH - 1) / EACH);
   }
-  share = share_of(total, me, of);
+  const uint32_t each = total / of, more = total - each * of, first = each * me + min(me, more);
+  count = (int)(each + (me < more));
   uint32_t before = 0;
+#pragma unroll 1
   for (int base = 0; base < requests; base += 32) {
     if (requests > 32) pages = base + lane < requests ? pages_of(batch, base + lane) : 0;
     const uint32_t mine = (uint32_t)(pages + EACH - 1) / EACH;
@@ -117,14 +111,14 @@ MSA_DEVICE Cursor find_share(const Batch& batch, uint32_t me, uint32_t of, int l
       if (lane >= o) sum += other;
     }
     const uint32_t end = before + __shfl_sync(FULL_WARP, sum, 31);
-    if (share.first < end) {
-      const int owner = __ffs(__ballot_sync(FULL_WARP, before + sum > share.first)) - 1;
+    if (first < end) {
+      const int owner = __ffs(__ballot_sync(FULL_WARP, before + sum > first)) - 1;
       const uint32_t begin = before + __shfl_sync(FULL_WARP, sum - mine, owner);
-      return {base + owner, (int)(share.first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner)};
+      return {base + owner, (int)(first - begin) * EACH, __shfl_sync(FULL_WARP, pages, owner), EACH};
     }
     before = end;
   }
-  return {requests, 0, 1};
+  return {requests, 0, 1, EACH};
 }
 
 // Maxima over the eight rows r of a quad's V values; every lane ends with one of them in v[0], whose index is returned.
@@ -153,10 +147,10 @@ template <Keys K, Path VARIANT, int NT, int PAGE_WARPS>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void index_score(const IndexArguments& p) {
   using S = Shape<K, VARIANT, NT, PAGE_WARPS>;
-  constexpr Path P = ON_THIS_ARCH<VARIANT>;
+  constexpr Path P = ON_THIS_ARCH<K, VARIANT>;
   using Codes = Nvfp4<S::TABLE>;
-  constexpr Mma M = P == Path::BF16 ? Mma::BF16 : Mma::F16;
-  constexpr bool ASYNC = P == Path::WGMMA || P == Path::WGMMA_F16;
+  constexpr Mma M = IS_BF16<P> ? Mma::BF16 : Mma::F16;
+  constexpr bool ASYNC = P != Path::F16 && P != Path::BF16;
   constexpr int ROW = KeyBytes<K>::ROW, SCALE = KeyBytes<K>::SCALE;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
@@ -167,137 +161,166 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   const uint32_t s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
   const uint32_t s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
   const uint32_t s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
-  const uint32_t s_barrier = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES + warp * S::RING * 8;
+  const uint32_t s_barriers = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES, s_barrier = s_barriers + warp * S::WARP_BYTES;
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
-  if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, 256, p.exact != 0);
   if (lane == 0) {
     for (int i = 0; i < S::RING; i++) barrier_init(s_barrier + i * 8, 1);
     barrier_init_fence();
+    store_shared_32(s_barrier + S::RING * 8, 0);
   }
-  __syncthreads();
+  __syncwarp();
   // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
   // may be what it writes.
-  if (p.batch.own_status) begin(p.batch);
-  prefetch_table(p.batch, p.blocks);
-
-  // ---- this warpgroup's contiguous range of units
-  Share share;
-  Cursor here = find_share<PAGE_WARPS>(p.batch, blockIdx.x * S::GROUPS + group, gridDim.x * S::GROUPS, lane, share);
-  Cursor ahead = here;
-  const int count = (int)share.count;
-  const int row0 = PAGE_WARPS == 4 ? 32 * w : 0;
+  if (p.batch.own_status) {
+    wait_for_predecessor();
+    clear_own_status(p.batch.status, p.batch.own_status);
+  }
 
   // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
-  const int page_warp = PAGE_WARPS == 1 ? w : 0;
+  const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
   const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
-  int ahead_unit = 0, ahead_stage = 0;
-  int32_t ahead_id = -1;
-  uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
-  bool readable_ahead = false;
-  const uint8_t *ahead_keys = nullptr, *ahead_scales = nullptr;
-  auto look_up = [&]() {
-    if (lane == 0) ahead_id = load_page_id(p.batch, ahead.request, ahead.base + page_warp);
+  const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
+  const bool lone = p.batch.requests == 1;
+  int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
+  constexpr int AHEAD = S::RING / S::STAGES;  // whole units under way
+  auto look_up = [&](int at_request, int at_page) {
+    if (lane == 0) ahead_id = load_page_id(p.batch, at_request, at_page);
   };
-  if (count > 0) look_up();
-  const bool one_copy = S::STAGE_ROWS == BLOCK && K == Keys::NVFP4 && p.key.token_stride == ROW &&
-                        p.scale.address == p.key.address + BLOCK * ROW && p.scale.page_stride == p.key.page_stride;
-  auto issue = [&](int slot) {
-    if (ahead_unit >= count) return;
-    if (ahead_stage == 0) {
-      const int32_t id = __shfl_sync(FULL_WARP, ahead_id, 0);
+  if (!lone) prefetch_table(p.batch, p.blocks);
+  else if (lane <= AHEAD) ahead_id = load_page_id(p.batch, 0, (me + lane * of) * UNIT_PAGES<PAGE_WARPS> + page_warp);
+  int count;
+  Cursor here = find_share<PAGE_WARPS>(p.batch, me, of, lane, count);
+  Cursor ahead = here, coming = here;
+  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp);
+  uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
+  // Part `part` of unit `ahead`, the `number`th, into a slot; lane `from` has looked it up.
+  auto issue = [&](int slot, int part, int number, int from) {
+    if (number >= count || ahead.base >= ahead.pages) return;
+    if (part == 0) {
+      const int32_t id = __shfl_sync(FULL_WARP, ahead_id, from);
       const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
-      if (inside && !there) raise(p.batch, STATUS_PAGE);
-      readable_ahead = inside && there && id != p.batch.null_page;
-      ahead_keys = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)id * p.key.page_stride + row0 * p.key.token_stride;
-      if (K == Keys::NVFP4) ahead_scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)id * p.scale.page_stride + row0 * SCALE;
+      if (inside && !there) store_shared_32(s_barrier + S::RING * 8, 1);
+      ahead_page = inside && there && id != p.batch.null_page ? id : -1;
     }
-    const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
-    unreadable = (unreadable & ~(1u << slot)) | ((readable_ahead ? 0u : 1u) << slot);
+    const bool readable = ahead_page >= 0;
+    unreadable = (unreadable & ~(1u << slot)) | ((readable ? 0u : 1u) << slot);
     if (lane == 0) {
-      barrier_expect(barrier, readable_ahead ? S::STAGE_BYTES : 0);
-      if (readable_ahead && one_copy) {
-        bulk_copy(destination, ahead_keys, S::STAGE_BYTES, barrier);
-      } else if (readable_ahead) {
-        const uint8_t* source = ahead_keys + ahead_stage * S::STAGE_ROWS * p.key.token_stride;
+      const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
+      barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
+      if (readable) {
+        const int row = row0 + part * S::STAGE_ROWS;
+        const uint8_t* source = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)ahead_page * p.key.page_stride + row * p.key.token_stride;
         if (p.key.token_stride == ROW) {
           bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
         } else {
 #pragma unroll 1
           for (int i = 0; i < S::STAGE_ROWS; i++) bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
         }
-        if (K == Keys::NVFP4)
-          bulk_copy(destination + S::STAGE_ROWS * ROW, ahead_scales + ahead_stage * S::STAGE_ROWS * SCALE, S::STAGE_ROWS * SCALE, barrier);
-      }
-    }
-    if (++ahead_stage == S::STAGES) {
-      ahead_stage = 0;
-      if (++ahead_unit < count) {
-        next_unit<PAGE_WARPS>(p.batch, ahead);
-        look_up();
+        if (K == Keys::NVFP4) {
+          const uint8_t* scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)ahead_page * p.scale.page_stride + row * SCALE;
+          bulk_copy(destination + S::STAGE_ROWS * ROW, scales, S::STAGE_ROWS * SCALE, barrier);
+        }
       }
     }
   };
+  auto advance = [&](int number, bool looked_up) {
+    coming = ahead;
+    if (number + 1 >= count) return;
+    next_unit(p.batch, ahead);
+    if (!looked_up && ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp);
+  };
   if (!p.batch.own_status) {
-    begin(p.batch);
+    wait_for_predecessor();
     release_successor();
   }
 #pragma unroll
-  for (int i = 0; i < S::RING; i++) issue(i);
-  const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
+  for (int i = 0; i < S::RING; i++) {
+    issue(i, i % S::STAGES, i / S::STAGES, lone ? i / S::STAGES : 0);
+    if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES, lone);
+  }
+  if (lone) ahead_id = __shfl_sync(FULL_WARP, ahead_id, AHEAD);
+  if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
+  __syncthreads();  // the table and the status words are there
+  if (lane == 0) store_shared_float(s_barrier + S::RING * 8 + 8, __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor)));
 
   // ---- blocks past the end of every request score -inf
   for (int pair = blockIdx.x; pair < (int)p.batch.requests; pair += gridDim.x) {
     const Request request = load_request(p.batch, pair, blockIdx.y == 0 && tid == 0);
     const int first = (request.tokens + BLOCK - 1) / BLOCK, pairs = request.rows * (int)p.heads;
+#pragma unroll 1
     for (int n = chunk; n < min(pairs, chunk + S::ROWS); n++) {
       uint8_t* row = p.scores + (uint64_t)(request.first_row + n / (int)p.heads) * p.scores_row + (uint64_t)(n % (int)p.heads) * p.scores_head;
-      for (int i = first + tid; i < (int)p.blocks; i += 256) ((float*)row)[i] = -INFINITY;
+#pragma unroll 1
+      for (int i = first + tid; i < (int)p.blocks; i += S::THREADS) ((float*)row)[i] = -INFINITY;
     }
   }
 
   // ---- compute side
   uint32_t queries[ASYNC ? 1 : NT][16];
-  Request request = {0, 0, 0};
-  int staged = -1, pairs = 0, least_visible = 0, stage = 0, parity_maxima = 0;
+  int staged = -1, parity_maxima = 0;
 #pragma unroll 1
-  for (int unit = 0; unit < count; unit++) {
+  for (int unit = 0; unit < count && here.base < here.pages; unit++) {
     if (here.request != staged) {
       staged = here.request;
-      request = load_request(p.batch, staged, false);
-      pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
+      const Request request = load_request(p.batch, staged, false);
+      const int pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
       named_barrier(1 + group, 128);
       int least = request.tokens;
       for (int n = tid & 127; n < S::ROWS; n += 128) {
         const int visible = n < pairs ? visible_tokens(p.batch, request, (chunk + n) / (int)p.heads) : request.tokens;
         store_shared_32(s_visible + n * 4, visible);
         const int pair = chunk + n;
-        const uint64_t out = (uint64_t)p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row +
-                             (uint64_t)(pair % (int)p.heads) * p.scores_head;
+        const uint64_t row = (uint64_t)p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row +
+                             (uint64_t)(pair % (int)p.heads) * p.scores_head, out = n < pairs ? row : 0;
         store_shared_64(s_rows + n * 8, make_uint2((uint32_t)out, (uint32_t)(out >> 32)));
       }
       auto query_row = [&](int n) {
         const int pair = chunk + n;
         return p.query + (uint64_t)(request.first_row + pair / (int)p.heads) * p.query_row + (uint64_t)(pair % (int)p.heads) * p.query_head;
       };
-      if constexpr (P == Path::WGMMA) {
-        // Four bytes a piece: row n, k step s, slot quad k; the same channels as in the key fragments.
-        for (int i = tid & 127; i < S::ROWS * 32; i += 128) {
-          const int n = i >> 5, s = (i >> 3) & 3, k = i & 7, channel = 32 * (k & 3) + 8 * s + 4 * (k >> 2);
-          const uint32_t value = n < pairs ? *(const uint32_t*)(query_row(n) + channel) : 0u;
-          const int byte = 32 * s + 4 * k;
-          store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), value);
+      if constexpr (ASYNC) {
+        // Pieces of 16 bytes, all of a thread's loaded before the first is stored: channels 32k + 16h on of row n, or half of them.
+        const bool wide = IS_BF16<P> && !p.query_is_e4m3;
+        constexpr int EACH = (S::ROWS * (IS_BF16<P> ? 16 : 8) + 127) / 128;
+        const int pieces = S::ROWS * (wide ? 16 : 8), row_pieces = wide ? 16 : 8;
+        uint4 loaded[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          const int i = (tid & 127) + 128 * e, n = i / row_pieces;
+          loaded[e] = make_uint4(0, 0, 0, 0);
+          if (i < pieces && n < pairs) loaded[e] = *(const uint4*)(query_row(n) + i % row_pieces * 16);
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      } else if constexpr (P == Path::WGMMA_F16) {
-        // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
-        for (int i = tid & 127; i < S::ROWS * 32; i += 128) {
-          const int n = i >> 5, s = (i >> 2) & 7, k = i & 3;
-          const uint2 value = widen<Mma::F16>(n < pairs ? *(const uint32_t*)(query_row(n) + 32 * k + 4 * s) : 0u);
-          const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
-          store_shared_32(at, value.x);
-          store_shared_32(at + 128, value.y);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          const int i = (tid & 127) + 128 * e, n = i / row_pieces, piece = i % row_pieces;
+          if (i >= pieces) break;
+          const uint32_t words[4] = {loaded[e].x, loaded[e].y, loaded[e].z, loaded[e].w};
+          if constexpr (P == Path::WGMMA) {
+            // Row n, k step s: eight channels of each quad, four in each half of the step.
+            const int k = piece >> 1;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+              const int byte = 32 * (2 * (piece & 1) + (j >> 1)) + 4 * (k + 4 * (j & 1));
+              store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), words[j]);
+            }
+          } else {
+            // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
+            const int k = wide ? piece >> 2 : piece >> 1, s = wide ? 2 * (piece & 3) : 4 * (piece & 1);
+            const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
+            if (wide) {
+#pragma unroll
+              for (int j = 0; j < 4; j++) store_shared_32(at + 128 * j, words[j]);
+            } else {
+#pragma unroll
+              for (int j = 0; j < 4; j++) {
+                const uint2 value = widen<M>(words[j]);
+                store_shared_32(at + 256 * j, value.x);
+                store_shared_32(at + 256 * j + 128, value.y);
+              }
+            }
+          }
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       } else {
@@ -328,41 +351,19 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
       named_barrier(1 + group, 128);
       for (int n = lane; n < S::ROWS; n += 32) least = min(least, (int)load_shared_32(s_visible + n * 4));
-      least_visible = __reduce_min_sync(FULL_WARP, least);
+      least = __reduce_min_sync(FULL_WARP, least);
+      if (lane == 0) store_shared_32(s_barrier + S::RING * 8 + 4, least);
+      __syncwarp();
     }
     const int page = here.base + page_warp;
     float best[NT][2];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
+    // Whole units are masked or not, so that the warps of a wgmma take the same branch.
+    const bool masked = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK > (int)load_shared_32(s_barrier + S::RING * 8 + 4);
 
-    // Key fragments of one 16-row tile: words of step s at 4s .. 4s+3 for wgmma.
-    auto e4m3_fragment = [&](uint32_t slot, int row, uint32_t* a) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        if constexpr (K == Keys::FP8) {
-#pragma unroll
-          for (int c = 0; c < 2; c++) {
-            const uint4 x = load_shared_128(slot + (row + 8 * h) * 128 + 32 * q + 16 * c);
-            a[8 * c + h] = x.x, a[8 * c + 2 + h] = x.y, a[8 * c + 4 + h] = x.z, a[8 * c + 6 + h] = x.w;
-          }
-        } else if constexpr (K == Keys::NVFP4 && S::TABLE == Table::E4M3) {
-          const uint4 x = load_shared_128(slot + (row + 8 * h) * 64 + 16 * q);
-          const uint32_t scales = slot + S::STAGE_ROWS * 64 + (row + 8 * h) * 8 + 2 * q;
-          Codes low, high;
-          low.load(s_table, load_shared_8(scales));
-          high.load(s_table, load_shared_8(scales + 1));
-          uint2 b = low.e4m3(x.x, p.one);
-          a[h] = b.x, a[2 + h] = b.y;
-          b = low.e4m3(x.y, p.one);
-          a[4 + h] = b.x, a[6 + h] = b.y;
-          b = high.e4m3(x.z, p.one);
-          a[8 + h] = b.x, a[10 + h] = b.y;
-          b = high.e4m3(x.w, p.one);
-          a[12 + h] = b.x, a[14 + h] = b.y;
-        }
-      }
-    };
-    auto update = [&](float (*d)[4], int token, bool masked) {
+    // The scores of a tile, with its first token for this thread.
+    auto update = [&](float (*d)[4], int token) {
       if (masked) {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -380,103 +381,104 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         best[nt][1] = fmaxf(best[nt][1], fmaxf(d[nt][1], d[nt][3]));
       }
     };
-    auto score_stage = [&](uint32_t slot, int token0, auto mask) {
-      constexpr bool MASKED = decltype(mask)::VALUE;
+    KeyPlace place{0, s_table, q, p.one, NT == 4 ? 8 : (p.one >> 27) + 1};
+    // The products of a tile are in flight while the operands of the next are made. Where registers do not allow two sets of
+    // operands (NVFP4 keys and many queries), only its E4M3 values are, or nothing; nor two of products, where they are one by one.
+    constexpr bool ONE_SET = K == Keys::NVFP4 && P != Path::WGMMA && NT >= (IS_BF16<P> ? 2 : 4);
+    constexpr bool AS_E4M3 = ONE_SET && P == Path::WGMMA_F16, ONE_BY_ONE = K == Keys::NVFP4 && NT == 4;
+    constexpr int STEPS = 2 * HALF_STEPS<P>;
+    [[maybe_unused]] uint32_t fragments[ONE_SET ? 1 : 2][4 * STEPS];
+    [[maybe_unused]] float products[ONE_BY_ONE ? 1 : 2][NT][4];
+    constexpr int LAST = ONE_BY_ONE ? 0 : 1;
+    if constexpr (ASYNC) {
+      // What the first tile finds before it.
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++)
+        products[LAST][nt][0] = products[LAST][nt][1] = products[LAST][nt][2] = products[LAST][nt][3] = -INFINITY;
+    }
+    auto score_stage = [&](int token0) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        constexpr int TILES = NT >= 4 ? 1 : 2;  // tiles in flight
         const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
-#pragma unroll 1
-        for (int tile = 0; tile < S::STAGE_ROWS / 16; tile += TILES) {
-          uint32_t a[TILES][16];
-          float d[TILES][NT][4];
+#pragma unroll(ONE_BY_ONE && ONE_SET ? 1 : 8)
+        for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
+          const int row = tile * 16 + r, x = tile & 1;
+          uint32_t* a = fragments[ONE_SET ? 0 : x];
+          if constexpr (AS_E4M3) {
+            uint32_t bytes[2 * STEPS];
+            key_fragments<K, Path::WGMMA, S::STAGE_ROWS, 0, 2>(place, row, bytes);
+            wgmma_wait<0>();
 #pragma unroll
-          for (int x = 0; x < TILES; x++) {
-            e4m3_fragment(slot, (tile + x) * 16 + r, a[x]);
-            if constexpr (P == Path::WGMMA) {
-              wgmma_fence();
-#pragma unroll
-              for (int s = 0; s < 4; s++) wgmma_e4m3<NT>(&d[x][0][0], a[x] + 4 * s, descriptor + 16 * s, s != 0);
-            } else {
-              uint32_t f[8][4];
-#pragma unroll
-              for (int s = 0; s < 8; s++) {
-                const uint2 top = widen<Mma::F16>(a[x][2 * s]), bottom = widen<Mma::F16>(a[x][2 * s + 1]);
-                f[s][0] = top.x, f[s][1] = bottom.x, f[s][2] = top.y, f[s][3] = bottom.y;
-              }
-              wgmma_fence();
-#pragma unroll
-              for (int s = 0; s < 8; s++) wgmma_f16<NT>(&d[x][0][0], f[s], descriptor + 16 * s, s != 0);
+            for (int s = 0; s < STEPS; s++) {
+              from_e4m3<P>(bytes[2 * s], a + 4 * s);
+              from_e4m3<P>(bytes[2 * s + 1], a + 4 * s + 1);
             }
-            wgmma_commit();
+          } else {
+            if (ONE_SET) wgmma_wait<0>();
+            key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
           }
-          if (TILES == 2) {
-            wgmma_wait<1>();
-            update(d[0], token0 + tile * 16 + r, MASKED);
+          float(*before)[4] = products[ONE_BY_ONE ? 0 : 1 - x];
+          float* d = &products[ONE_BY_ONE ? 0 : x][0][0];
+          if (ONE_BY_ONE) {
+            wgmma_wait<0>();
+            arrived<4 * NT>(d);
+            update(before, token0 + row - 16);
           }
-          wgmma_wait<0>();
-          update(d[TILES - 1], token0 + (tile + TILES - 1) * 16 + r, MASKED);
+          wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < STEPS; s++) {
+            const uint64_t b = descriptor + 16 * s;
+            if constexpr (P == Path::WGMMA) wgmma_e4m3<NT>(d, a + 4 * s, b, s != 0);
+            else if constexpr (P == Path::WGMMA_F16) wgmma_f16<NT>(d, a + 4 * s, b, s != 0);
+            else wgmma_bf16<NT>(d, a + 4 * s, b, s != 0);
+          }
+          wgmma_commit();
+          if (ONE_BY_ONE) continue;
+          wgmma_wait<1>();
+          arrived<4 * NT>(&before[0][0]);
+          update(before, token0 + row - 16);
         }
 #endif
       } else {
 #pragma unroll 1
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
           const int row = tile * 16 + r;
+          uint32_t a[32];
           float d[NT][4];
 #pragma unroll
           for (int nt = 0; nt < NT; nt++) d[nt][0] = d[nt][1] = d[nt][2] = d[nt][3] = 0.f;
-          // a: fragments of step s from the two rows, (row r low pair, high pair), (row r + 8 low, high)
-          auto product = [&](int s, uint2 top, uint2 bottom) {
+          key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) mma_k16<M>(d[nt], top.x, bottom.x, top.y, bottom.y, queries[nt][2 * s], queries[nt][2 * s + 1]);
-          };
-          if constexpr (K == Keys::BF16) {
+          for (int s = 0; s < 8; s++) {
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-              const uint4 x = load_shared_128(slot + row * 256 + 64 * q + 16 * c), y = load_shared_128(slot + (row + 8) * 256 + 64 * q + 16 * c);
-              product(2 * c, make_uint2(x.x, x.y), make_uint2(y.x, y.y));
-              product(2 * c + 1, make_uint2(x.z, x.w), make_uint2(y.z, y.w));
-            }
-          } else if constexpr (K == Keys::NVFP4 && P == Path::BF16) {
-            const uint4 x = load_shared_128(slot + row * 64 + 16 * q), y = load_shared_128(slot + (row + 8) * 64 + 16 * q);
-            const uint32_t sx = slot + S::STAGE_ROWS * 64 + row * 8 + 2 * q, sy = sx + 64;
-            const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-            Codes cx, cy;
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-              if (c % 2 == 0) {
-                cx.load(s_table, load_shared_8(sx + c / 2));
-                cy.load(s_table, load_shared_8(sy + c / 2));
-              }
-              const uint4 u = cx.pairs(xs[c], p.one), v = cy.pairs(ys[c], p.one);
-              product(2 * c, make_uint2(u.x, u.y), make_uint2(v.x, v.y));
-              product(2 * c + 1, make_uint2(u.z, u.w), make_uint2(v.z, v.w));
-            }
-          } else {
-            uint32_t a[16];
-            e4m3_fragment(slot, row, a);
-#pragma unroll
-            for (int s = 0; s < 8; s++) product(s, widen<M>(a[2 * s]), widen<M>(a[2 * s + 1]));
+            for (int nt = 0; nt < NT; nt++)
+              mma_k16<M>(d[nt], a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3], queries[nt][2 * s], queries[nt][2 * s + 1]);
           }
-          update(d, token0 + row, MASKED);
+          update(d, token0 + row);
         }
       }
     };
-    // The warps of a wgmma take the same branch: whole units are masked or not.
-    const bool whole = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK <= least_visible;
     bool readable = true;
 #pragma unroll
-    for (int sub = 0; sub < S::STAGES; sub++, stage++) {
+    for (int sub = 0; sub < S::STAGES; sub++) {
+      const int stage = unit * S::STAGES + sub;
       const int slot = stage % S::RING;
       barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
       readable = !(unreadable >> slot & 1);
-      const int token0 = page * BLOCK + row0 + sub * S::STAGE_ROWS;
-      const uint32_t address = s_ring + slot * S::STAGE_BYTES;
-      if (whole) score_stage(address, token0, False());
-      else score_stage(address, token0, True());
+      place.stage = s_ring + slot * S::STAGE_BYTES;
+      score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS);
       __syncwarp();
-      issue(slot);
+      const int part = (sub + S::RING) % S::STAGES, number = unit + (sub + S::RING) / S::STAGES;
+      issue(slot, part, number, 0);
+      if (part == S::STAGES - 1) advance(number, false);
     }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (ASYNC) {
+      wgmma_wait<0>();
+      arrived<4 * NT>(&products[LAST][0][0]);
+      update(products[LAST], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
+    }
+#endif
     if (!readable) {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
@@ -488,25 +490,29 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     const bool writer = (r & ~(2 * NT - 1)) == 0, inside = page < here.pages && page < (int)p.blocks;
     auto write = [&](int n, float value) {
       const uint2 row = load_shared_64(s_rows + n * 8);
-      ((float*)((uint64_t)row.x | (uint64_t)row.y << 32))[page] = __fmul_rn(value, factor);
+      float* out = (float*)((uint64_t)row.x | (uint64_t)row.y << 32);
+      if (out) out[page] = __fmul_rn(value, load_shared_float(s_barrier + S::RING * 8 + 8));
     };
     if constexpr (PAGE_WARPS == 1) {
-      if (writer && inside && mine < pairs) write(mine, most);
+      if (writer && inside) write(mine, most);
     } else {
       const uint32_t maxima = s_maxima + parity_maxima * 4 * S::ROWS * 4;
       parity_maxima ^= 1;
       if (writer) store_shared_float(maxima + (w * S::ROWS + mine) * 4, most);
       named_barrier(1 + group, 128);
       const int n = tid & 127;
-      if (n < pairs && inside) {
+      if (n < S::ROWS && inside) {
         float m = -INFINITY;
 #pragma unroll
         for (int k = 0; k < 4; k++) m = fmaxf(m, load_shared_float(maxima + (k * S::ROWS + n) * 4));
         write(n, m);
       }
     }
-    next_unit<PAGE_WARPS>(p.batch, here);
+    if (AHEAD == 0) here = ahead;
+    else if (AHEAD == 1 && NT < 4) here = coming;
+    else next_unit(p.batch, here);
   }
+  if (lane == 0 && load_shared_32(s_barrier + S::RING * 8)) raise(p.batch, STATUS_PAGE);
   release_successor();
 }
 
@@ -525,7 +531,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   using NAME##_shape = msa::Shape<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>;                      \
   static_assert(NAME##_shape::SHARED == NAME##_SHARED, "images.toml: shared bytes of " #NAME);                    \
   static_assert(NAME##_shape::BLOCKS_PER_SM == NAME##_BLOCKS, "images.toml: blocks of " #NAME);                   \
-  extern "C" __global__ __launch_bounds__(256, MSA_RESIDENT(NT, NAME##_BLOCKS)) void NAME(                       \
+  extern "C" __global__ __launch_bounds__(NAME##_shape::THREADS, MSA_RESIDENT(NT, NAME##_BLOCKS)) void NAME(      \
       const __grid_constant__ msa::IndexArguments p) {                                                            \
     msa::index_score<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>(p);                                \
   }

@@ -52,12 +52,17 @@ pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64
 pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, choice: &IndexChoice, kernel: &Kernel) -> Grid {
     let g = plan.op.geometry();
     let units = lengths.requests().iter().map(|r| g.blocks(r.kv_len.into()).div_ceil(choice.pages.into()));
-    let groups = units.sum::<u64>().div_ceil(2).max(1);
-    let most = u64::from(plan.traits.units.max(1)) * u64::from(kernel.blocks);
     let pairs = u64::from(lengths.max_query_len()) * u64::from(g.index_heads);
     let chunks = pairs.div_ceil(choice.pairs.into()).max(1);
-    let narrow = |blocks| u32::try_from(blocks).unwrap_or(u32::MAX);
-    Grid { x: narrow(groups.min(most)), y: narrow(chunks), cluster: 1 }
+    let y = u32::try_from(chunks).unwrap_or(u32::MAX);
+    Grid { x: index_blocks(units.sum(), kernel, plan.traits.units), y, cluster: 1 }
+}
+
+/// Blocks for so many units, of which each warpgroup of a block takes one at once.
+fn index_blocks(units: u64, kernel: &Kernel, sms: u32) -> u32 {
+    let groups = u64::from((kernel.threads / 128).max(1));
+    let most = u64::from(sms.max(1)) * u64::from(kernel.blocks.max(1));
+    u32::try_from(units.div_ceil(groups).clamp(1, most)).unwrap_or(u32::MAX)
 }
 
 /// All blocks that the bounds allow.
@@ -242,6 +247,13 @@ mod tests {
                 assert!(u64::from(grid.x) >= wanted, "{keys:?} {requests} of {kv}: {} blocks", grid.x);
             }
         }
+    }
+
+    #[test]
+    fn every_warpgroup_of_a_grid_has_a_unit() {
+        let kernel = |threads, blocks| Kernel { symbol: "index_score_n1", threads, shared: 0, blocks };
+        let blocks = |units| [(256, 2), (512, 1)].map(|(t, b)| index_blocks(units, &kernel(t, b), 132));
+        assert_eq!([0, 1, 10, 256, 1 << 20].map(blocks), [[1, 1], [1, 1], [5, 3], [128, 64], [264, 132]]);
     }
 
     #[test]

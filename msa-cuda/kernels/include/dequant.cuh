@@ -104,20 +104,22 @@ struct Nvfp4<Table::E4M3> {
 #ifdef MSA_TABLE
   uint2 entry;
   MSA_DEVICE static void fill(uint32_t shared, int thread, int threads, bool) {
+#pragma unroll 1
     for (int s = thread; s < 256; s += threads) store_shared_64(shared + s * 8, product_table(s));
   }
-  MSA_DEVICE void load(uint32_t shared, uint32_t scale) { entry = load_shared_64(shared + scale * 8); }
+  // `eight`: 8, opaque to the compiler, so that the address is made on the FMA pipe, which idles where values are looked up.
+  MSA_DEVICE void load(uint32_t shared, uint32_t scale, uint32_t eight = 8) { entry = load_shared_64(multiply_add(scale, eight, shared)); }
   MSA_DEVICE uint2 e4m3(uint32_t codes, uint32_t one) const { return look_up(codes, entry, one); }
 #else
   uint32_t entry;
   MSA_DEVICE static void fill(uint32_t, int, int, bool) {}
 #ifdef MSA_QMUL4
-  MSA_DEVICE void load(uint32_t, uint32_t scale) { entry = permute_bytes(scale, scale, 0); }
+  MSA_DEVICE void load(uint32_t, uint32_t scale, uint32_t = 8) { entry = permute_bytes(scale, scale, 0); }
   MSA_DEVICE uint2 e4m3(uint32_t codes, uint32_t) const {
     return make_uint2(qmul4(codes, false, entry), qmul4(codes, true, entry));
   }
 #else
-  MSA_DEVICE void load(uint32_t, uint32_t scale) { entry = e4m3x2_low_to_f16x2(permute_bytes(scale, scale, 0)); }
+  MSA_DEVICE void load(uint32_t, uint32_t scale, uint32_t = 8) { entry = e4m3x2_low_to_f16x2(permute_bytes(scale, scale, 0)); }
   MSA_DEVICE uint2 e4m3(uint32_t codes, uint32_t) const {
     uint32_t r[4];
 #pragma unroll
@@ -140,9 +142,12 @@ struct Nvfp4<Table::BF16> {
 #ifdef MSA_TABLE
   uint4 entry;
   MSA_DEVICE static void fill(uint32_t shared, int thread, int threads, bool exact) {
+#pragma unroll 1
     for (int s = thread; s < 256; s += threads) store_shared_128(shared + s * 16, product_table_bf16(s, exact));
   }
-  MSA_DEVICE void load(uint32_t shared, uint32_t scale) { entry = load_shared_128(shared + scale * 16); }
+  MSA_DEVICE void load(uint32_t shared, uint32_t scale, uint32_t eight = 8) {
+    entry = load_shared_128(multiply_add(scale, 2 * eight, shared));
+  }
   MSA_DEVICE uint4 pairs(uint32_t codes, uint32_t one) const { return look_up_bf16(codes, entry, one); }
 #else
   // Shared memory holds one flag: exact products or E4M3.
@@ -152,7 +157,7 @@ struct Nvfp4<Table::BF16> {
   MSA_DEVICE static void fill(uint32_t shared, int thread, int, bool exact) {
     if (thread == 0) store_shared_32(shared, exact);
   }
-  MSA_DEVICE void load(uint32_t shared, uint32_t byte) {
+  MSA_DEVICE void load(uint32_t shared, uint32_t byte, uint32_t = 8) {
     rounded.load(shared, byte);
     scale = e4m3x2_low_to_f16x2(permute_bytes(byte, byte, 0));
     exact = load_shared_32(shared) != 0;

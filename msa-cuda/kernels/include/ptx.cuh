@@ -112,6 +112,11 @@ MSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
   return r;
 }
+MSA_DEVICE uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("mad.lo.u32 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 MSA_DEVICE uint32_t e4m3x2_low_to_f16x2(uint32_t v) {
   uint32_t r;
   asm("{.reg .b16 l,h; mov.b32 {l,h},%1; cvt.rn.f16x2.e4m3x2 %0,l;}" : "=r"(r) : "r"(v));

@@ -1,4 +1,4 @@
-// wgmma m64nNk32 e4m3 and m64nNk16 f16: keys (A) from registers, queries (B) from shared memory without swizzle. sm_90a only.
+// wgmma m64nNk32 e4m3 and m64nNk16 f16 or bf16: keys (A) from registers, queries (B) from shared memory without swizzle. sm_90a only.
 #pragma once
 
 #include "ptx.cuh"
@@ -38,6 +38,14 @@ MSA_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" 
 
 MSA_WGMMA(wgmma_e4m3, "k32.f32.e4m3.e4m3", "1,1")
 MSA_WGMMA(wgmma_f16, "k16.f32.f16.f16", "1,1,0")
+MSA_WGMMA(wgmma_bf16, "k16.f32.bf16.bf16", "1,1,0")
+
+// Accumulators are read after a wait, not before.
+template <int N>
+MSA_DEVICE void arrived(float* d) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+}
 
 }  // namespace msa
 #endif
