@@ -48,6 +48,13 @@ pub const PLAN_VERSION: u32 = 1;
 /// a kernel that must not wait for another to clear it.
 pub const STATUS_BYTES: u64 = 4096;
 
+/// Region of a step whose scoring kernel also selects: a word a request, in which the units that are scored are counted. A step
+/// without it has a kernel that selects.
+pub const ARRIVALS: &str = "arrivals";
+
+/// Most requests of such a step.
+pub const MAX_ARRIVALS: u64 = 1024;
+
 /// Alignment of the workspace and of every region in it.
 pub const WORKSPACE_ALIGNMENT: u64 = 256;
 

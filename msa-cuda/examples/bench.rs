@@ -14,10 +14,10 @@ mod step;
 use cudarc::driver::sys;
 use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Prepared, Span, Stream};
-use msa_core::cache::{CacheFormat, IndexCache};
+use msa_core::cache::{CacheFormat, IndexCache, head_slot};
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
-use msa_core::op::{IndexScore, Op, ScorePrecision, Select};
+use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select, Step};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
@@ -79,7 +79,7 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
             let mut line = format!("index {name:15} {:4}K q {rows}:", context / 1024);
             for requests in REQUESTS {
                 let times = bench.index(&op, requests, rows, context)?;
-                line += &format!("  {:7.1} +sel {:7.1}", times.0, times.1);
+                line += &format!("  {:7.2} +sel {:7.2} step {:7.2}", times.0, times.1, times.2);
             }
             println!("{line}");
         }
@@ -128,8 +128,8 @@ impl<'a> Bench<'a> {
         Ok(Self { device, pool, inputs, stream })
     }
 
-    /// Times of scoring alone and of scoring with selection.
-    fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<(f64, f64)> {
+    /// Times of scoring alone, of scoring and then selection, and of both as a step has them.
+    fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<(f64, f64, f64)> {
         let g = op.geometry;
         let lengths = Lengths::upto(requests as u32, rows as u32, context as u32)?;
         let plan = |op: &Op| self.device.plan(op, &lengths, &PlanOptions::default());
@@ -162,7 +162,24 @@ impl<'a> Bench<'a> {
             .collect();
         let alone = self.time(&[(&*score, &scoring)])?;
         let both = self.time(&[(&*score, &scoring), (&*select, &selecting)])?;
-        Ok((alone, both))
+        let step = Op::Step(Step {
+            index: op.clone(),
+            attention: Attention { query: op.query, cache: op.keys, ..Attention::default() },
+            ..Step::default()
+        });
+        let step = msa_cuda::prepare_until_selection(&plan(&step)?)?;
+        let kv = head_slot(&g, op.keys, pages, self.pool)?;
+        let rows = |dtype| Tensor::contiguous(self.inputs, dtype, &[t, 64, 128]);
+        let (query, output) = (rows(op.query)?, rows(DType::Bf16)?);
+        let stepping: Vec<Args> = scoring
+            .iter()
+            .map(|args| {
+                let whole = args.clone().without(Role::Scores).with(Role::Query, query);
+                whole.with(Role::BlockIndices, indices).with(Role::Output, output).with_kv_cache(kv)
+            })
+            .collect();
+        let step = self.time(&[(&*step, &stepping)])?;
+        Ok((alone, both, step))
     }
 
     /// Offsets, lengths and a random table for each of the rotated inputs.

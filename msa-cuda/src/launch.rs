@@ -2,7 +2,9 @@
 
 use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
+use msa_core::geometry::Grouping;
 use msa_core::lengths::Lengths;
+use msa_core::op::{NanRule, Select, SelectOrder};
 use msa_core::plan::Plan;
 
 use crate::context::Grid;
@@ -63,9 +65,24 @@ pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
     lengths.requests().iter().map(|r| plan.op.geometry().blocks(r.kv_len.into())).sum()
 }
 
-/// The selection kernel for rows of at most `blocks` blocks: the first keeps 1,024 keys in registers, the second 4,096.
-pub(crate) fn select_symbol(blocks: u64) -> &'static str {
+/// Blocks of a row that one warp selects from.
+pub(crate) const WARP_BLOCKS: u64 = 1024;
+
+/// Whether one warp a list can select: what `warp_select.cuh` is written for.
+pub(crate) fn selects_by_warp(op: &Select, blocks: u64) -> bool {
+    let forced = u64::from(op.init_blocks) + u64::from(op.local_blocks);
+    let slots = u64::from(op.geometry.top_k);
+    let usual = op.grouping == Grouping::PerHead
+        && op.order == SelectOrder::Ascending
+        && op.nan_rule == NanRule::Lowest;
+    usual && blocks <= WARP_BLOCKS && slots <= 32 && forced <= slots
+}
+
+/// The selection kernel for rows of at most `blocks` blocks: where a warp does not do, the first keeps 1,024 keys in registers,
+/// the second 4,096.
+pub(crate) fn select_symbol(op: &Select, blocks: u64) -> &'static str {
     match blocks {
+        _ if selects_by_warp(op, blocks) => "select_by_warp",
         0..=1024 => "select_small",
         1025..=4096 => "select_medium",
         _ => "select_large",

@@ -7,13 +7,21 @@
 use super::given::Given;
 use super::select::MAX_BLOCKS;
 use super::workspace::{Need, Scratch, least_rows, product, row_windows};
-use super::{Derived, append, context_parallel, decode, index, prefill, select};
+use super::{ARRIVALS, Derived, MAX_ARRIVALS, append, context_parallel, decode, index, prefill, select};
 use crate::error::{Result, require};
-use crate::geometry::Geometry;
-use crate::op::Step;
+use crate::geometry::{Geometry, Grouping};
+use crate::op::{NanRule, SelectOrder, Step};
 
 /// Bytes of a score.
 pub(super) const SCORE_BYTES: u64 = 4;
+
+/// Bytes of a counter of scored units.
+const ARRIVAL_BYTES: u64 = 4;
+
+/// Most blocks of a row, slots of a list and lists of a request for which the kernel that scores selects.
+const SELECTED_BLOCKS: u64 = 1024;
+const SELECTED_SLOTS: u64 = 32;
+const SELECTED_LISTS: u64 = 32;
 
 /// Share of the cap for the table of append: 64 bytes a row are little beside a row's scores.
 const WINNERS_SHARE: u64 = 16;
@@ -41,6 +49,8 @@ pub(super) fn derive(op: &Step, given: &Given) -> Result<Derived> {
 fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
     let slot_parts = decode::slot_parts(&op.attention, given)?;
     let mut needs = score_needs(op, given, given.blocks(&op.index.geometry));
+    let arrivals = product(&[given.lengths.requests().len() as u64, ARRIVAL_BYTES]);
+    needs.extend(scoring_selects(op, given).then(|| Need::fixed(ARRIVALS, arrivals)));
     needs.extend(op.appends.then(|| append::need(given)));
     needs.extend(decode::needs(&op.attention, &slot_parts));
     let scratch = Scratch::new(needs);
@@ -49,6 +59,22 @@ fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
     let windows = row_windows(given.rows(), each)?;
     let batch_invariant = decode::is_batch_invariant(given);
     Ok(Derived { batch_invariant, slot_parts, windows, workspace, workspace_bytes, ..Derived::default() })
+}
+
+/// Whether the kernel that scores also selects: one launch less, and the selections of requests that are done early run beside
+/// the scoring of others. One warp selects a list, with the scores of its row in registers; the lists of a request are selected by
+/// the four warps that complete it, so that too many would wait for each other.
+fn scoring_selects(op: &Step, given: &Given) -> bool {
+    let (select, g) = (&op.select, &op.select.geometry);
+    let usual = select.grouping == Grouping::PerHead
+        && select.order == SelectOrder::Ascending
+        && select.nan_rule == NanRule::Lowest;
+    let forced = u64::from(select.init_blocks) + u64::from(select.local_blocks);
+    let slots = u64::from(g.top_k);
+    let lists = u64::from(given.lengths.max_query_len()) * u64::from(g.index_heads);
+    let fits = given.blocks(g) <= SELECTED_BLOCKS && slots <= SELECTED_SLOTS && lists <= SELECTED_LISTS;
+    let requests = given.lengths.requests().len() as u64;
+    given.on_nvidia() && usual && forced <= slots && fits && requests <= MAX_ARRIVALS
 }
 
 /// How much of the cap a stage leaves to the others.
