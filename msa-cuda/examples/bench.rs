@@ -1,11 +1,13 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [index] [sparse] [step] [append] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
+//! `bench [quick] [index] [sparse] [step] [append] [select] [only=NAME]`. Prints microseconds for B = 1, 8, 32 and 128 requests of one row:
 //! index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as operations of their
 //! own; with `append` that alone.
 
 #[path = "bench/append.rs"]
 mod append;
+#[path = "bench/select.rs"]
+mod select;
 #[path = "bench/sparse.rs"]
 mod sparse;
 #[path = "bench/step.rs"]
@@ -38,9 +40,12 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let named = |what: &str| std::env::args().any(|a| a == what);
-    let rest = !["append", "step", "index", "sparse"].into_iter().any(named);
+    let rest = !["append", "select", "step", "index", "sparse"].into_iter().any(named);
     if named("append") {
         append::run(&Bench::new(&*device, 0)?)?;
+    }
+    if named("select") {
+        select::run(&Bench::new(&*device, 0)?)?;
     }
     if !rest && !["step", "index", "sparse"].into_iter().any(named) {
         return Ok(());
@@ -168,9 +173,10 @@ impl<'a> Bench<'a> {
             ..Step::default()
         });
         let step = msa_cuda::prepare_until_selection(&plan(&step)?)?;
-        let kv = head_slot(&g, op.keys, pages, self.pool)?;
-        let rows = |dtype| Tensor::contiguous(self.inputs, dtype, &[t, 64, 128]);
-        let (query, output) = (rows(op.query)?, rows(DType::Bf16)?);
+        // Nothing reads them.
+        let kv = head_slot(&g, op.keys, pages, self.pool + POOL)?;
+        let rows = |at: u64, dtype| Tensor::contiguous(self.inputs + at, dtype, &[t, 64, 128]);
+        let (query, output) = (rows(320 << 20, op.query)?, rows(384 << 20, DType::Bf16)?);
         let stepping: Vec<Args> = scoring
             .iter()
             .map(|args| {

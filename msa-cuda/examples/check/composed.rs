@@ -121,17 +121,17 @@ impl Case {
 
     /// Mostly few and short requests; long ones, and many of which most are empty, for what scoring kernels select.
     fn step_lengths(random: &mut Random, op: Op) -> Self {
-        match random.below(20) {
-            0 | 1 => {
-                let q = random.pick(&[1, 1, 2, 8]);
+        match random.below(30) {
+            0 => {
+                let q = random.pick(&[1, 1, 1, 2]);
                 let lengths = (0..1 + random.below(2)).map(|_| (q as u32, random.below(1030 * 128) as u32));
                 let lengths = lengths.collect();
                 Self::of_lengths(random, op, q, lengths)
             }
-            2 => {
-                let empty = random.pick(&[30, 90, 97]);
+            1 => {
+                let empty = random.pick(&[80, 90, 97]);
                 let lengths = (0..100 + random.below(950)).map(|_| {
-                    let tokens = if random.chance(empty) { 0 } else { random.below(600) };
+                    let tokens = if random.chance(empty) { 0 } else { random.below(300) };
                     (u32::from(random.chance(90)), tokens as u32)
                 });
                 let lengths = lengths.collect();

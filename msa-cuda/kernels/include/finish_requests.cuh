@@ -75,7 +75,7 @@ MSA_DEVICE void select_finished(const IndexArguments& p, const Shares& shares, W
 }
 
 // By a warpgroup, when it has scored its `count` units; the shares of the first 32 requests are known.
-MSA_DEVICE void finish_requests(const IndexArguments& p, Shares& shares, uint32_t count, int unit_pages, int barrier, WarpScratch& scratch, int w,
+static __device__ __noinline__ void finish_requests(const IndexArguments& p, Shares& shares, uint32_t count, int unit_pages, int barrier, WarpScratch& scratch, int w,
                                 int lane) {
 #pragma unroll 1
   for (uint32_t done = 0;;) {
