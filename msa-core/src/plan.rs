@@ -29,6 +29,8 @@ pub use parts::{
     BlockPart, ContextParallel, PrefillPlan, RowWindow, Segment, SegmentWindow, SlotPart, WorkspaceRegion,
 };
 
+pub use select::one_warp_selects;
+
 use derive::Derived;
 
 use std::fmt;

@@ -20,7 +20,7 @@ use msa_core::cache::{CacheFormat, IndexCache, head_slot};
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
 use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select, Step};
-use msa_core::plan::PlanOptions;
+use msa_core::plan::{ARRIVALS, PlanOptions};
 use msa_core::tensor::{DType, Tensor};
 
 const REQUESTS: [u64; 4] = [1, 8, 32, 128];
@@ -83,8 +83,8 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
             let op = IndexScore { query, keys, precision, ..IndexScore::default() };
             let mut line = format!("index {name:15} {:4}K q {rows}:", context / 1024);
             for requests in REQUESTS {
-                let times = bench.index(&op, requests, rows, context)?;
-                line += &format!("  {:7.2} +sel {:7.2} step {:7.2}", times.0, times.1, times.2);
+                let [alone, after, kernel, fused] = bench.index(&op, requests, rows, context)?;
+                line += &format!("  {alone:7.2} +sel {after:7.2} step {kernel:7.2} fused {fused:7.2}");
             }
             println!("{line}");
         }
@@ -134,7 +134,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Times of scoring alone, of scoring and then selection, and of both as a step has them.
-    fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<(f64, f64, f64)> {
+    fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<[f64; 4]> {
         let g = op.geometry;
         let lengths = Lengths::upto(requests as u32, rows as u32, context as u32)?;
         let plan = |op: &Op| self.device.plan(op, &lengths, &PlanOptions::default());
@@ -172,7 +172,11 @@ impl<'a> Bench<'a> {
             attention: Attention { query: op.query, cache: op.keys, ..Attention::default() },
             ..Step::default()
         });
-        let step = msa_cuda::prepare_until_selection(&plan(&step)?)?;
+        let fused = plan(&step)?;
+        let mut separate = fused.clone();
+        separate.workspace.retain(|region| region.name != ARRIVALS);
+        let step = msa_cuda::prepare_until_selection(&fused)?;
+        let separate = msa_cuda::prepare_until_selection(&separate)?;
         // Nothing reads them.
         let kv = head_slot(&g, op.keys, pages, self.pool + POOL)?;
         let rows = |at: u64, dtype| Tensor::contiguous(self.inputs + at, dtype, &[t, 64, 128]);
@@ -185,7 +189,19 @@ impl<'a> Bench<'a> {
             })
             .collect();
         let step = self.time(&[(&*step, &stepping)])?;
-        Ok((alone, both, step))
+        let mut marks = [0_u8; 24];
+        self.device.memory().read(indices.address + t * 4 * 16 * 4, &mut marks)?;
+        let marks: Vec<i32> = marks.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+        println!(
+            "marks barrier {} arrive {} barrier {} loaded {} selected {}",
+            marks[1].wrapping_sub(marks[0]),
+            marks[5].wrapping_sub(marks[1]),
+            marks[2].wrapping_sub(marks[5]),
+            marks[3].wrapping_sub(marks[2]),
+            marks[4].wrapping_sub(marks[3])
+        );
+        let separate = self.time(&[(&*separate, &stepping)])?;
+        Ok([alone, both, separate, step])
     }
 
     /// Offsets, lengths and a random table for each of the rotated inputs.

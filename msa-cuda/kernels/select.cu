@@ -240,9 +240,7 @@ MSA_DEVICE void select_by_warp(const SelectArguments& p) {
   }
   const float* scores = scores_of(row);
   if (guesses && (uint32_t)row == sequence) {
-#pragma unroll
-    for (int i = 0; i < 32; i++)
-      if (32 * i + lane >= n) v[i] = NAN;
+    cut_scores(v, n, lane);
   } else {
     load_scores(v, scores, n, lane);
   }

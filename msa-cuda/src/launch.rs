@@ -2,10 +2,9 @@
 
 use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
-use msa_core::geometry::Grouping;
 use msa_core::lengths::Lengths;
-use msa_core::op::{NanRule, Select, SelectOrder};
-use msa_core::plan::Plan;
+use msa_core::op::Select;
+use msa_core::plan::{Plan, one_warp_selects};
 
 use crate::context::Grid;
 use crate::images::Kernel;
@@ -65,24 +64,11 @@ pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
     lengths.requests().iter().map(|r| plan.op.geometry().blocks(r.kv_len.into())).sum()
 }
 
-/// Blocks of a row that one warp selects from.
-pub(crate) const WARP_BLOCKS: u64 = 1024;
-
-/// Whether one warp a list can select: what `warp_select.cuh` is written for.
-pub(crate) fn selects_by_warp(op: &Select, blocks: u64) -> bool {
-    let forced = u64::from(op.init_blocks) + u64::from(op.local_blocks);
-    let slots = u64::from(op.geometry.top_k);
-    let usual = op.grouping == Grouping::PerHead
-        && op.order == SelectOrder::Ascending
-        && op.nan_rule == NanRule::Lowest;
-    usual && blocks <= WARP_BLOCKS && slots <= 32 && forced <= slots
-}
-
 /// The selection kernel for rows of at most `blocks` blocks: where a warp does not do, the first keeps 1,024 keys in registers,
 /// the second 4,096.
 pub(crate) fn select_symbol(op: &Select, blocks: u64) -> &'static str {
     match blocks {
-        _ if selects_by_warp(op, blocks) => "select_by_warp",
+        _ if one_warp_selects(op, blocks) => "select_by_warp",
         0..=1024 => "select_small",
         1025..=4096 => "select_medium",
         _ => "select_large",
@@ -231,6 +217,16 @@ mod tests {
         assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1_quad");
         assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
         assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
+    }
+
+    #[test]
+    fn a_warp_selects_what_it_can_and_blocks_of_threads_the_rest() {
+        use msa_core::op::SelectOrder;
+        let plain = Select::default();
+        let symbols = [256, 1024, 1025, 4097].map(|blocks| select_symbol(&plain, blocks));
+        assert_eq!(symbols, ["select_by_warp", "select_by_warp", "select_medium", "select_large"]);
+        let ordered = Select { order: SelectOrder::ScoreThenOwn, ..plain };
+        assert_eq!(select_symbol(&ordered, 1024), "select_small");
     }
 
     #[test]

@@ -5,12 +5,12 @@
 //! selected ids of all rows are an output of the step, so nothing is kept twice).
 
 use super::given::Given;
-use super::select::MAX_BLOCKS;
+use super::select::{MAX_BLOCKS, one_warp_selects};
 use super::workspace::{Need, Scratch, least_rows, product, row_windows};
 use super::{ARRIVALS, Derived, MAX_ARRIVALS, append, context_parallel, decode, index, prefill, select};
 use crate::error::{Result, require};
-use crate::geometry::{Geometry, Grouping};
-use crate::op::{NanRule, SelectOrder, Step};
+use crate::geometry::Geometry;
+use crate::op::Step;
 
 /// Bytes of a score.
 pub(super) const SCORE_BYTES: u64 = 4;
@@ -18,9 +18,7 @@ pub(super) const SCORE_BYTES: u64 = 4;
 /// Bytes of a counter of scored units.
 const ARRIVAL_BYTES: u64 = 4;
 
-/// Most blocks of a row, slots of a list and lists of a request for which the kernel that scores selects.
-const SELECTED_BLOCKS: u64 = 1024;
-const SELECTED_SLOTS: u64 = 32;
+/// Most lists of a request that the kernel that scores selects.
 const SELECTED_LISTS: u64 = 32;
 
 /// Share of the cap for the table of append: 64 bytes a row are little beside a row's scores.
@@ -62,19 +60,13 @@ fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
 }
 
 /// Whether the kernel that scores also selects: one launch less, and the selections of requests that are done early run beside
-/// the scoring of others. One warp selects a list, with the scores of its row in registers; the lists of a request are selected by
-/// the four warps that complete it, so that too many would wait for each other.
+/// the scoring of others. The four warps that complete a request select its lists, so that too many would wait for each other.
 fn scoring_selects(op: &Step, given: &Given) -> bool {
-    let (select, g) = (&op.select, &op.select.geometry);
-    let usual = select.grouping == Grouping::PerHead
-        && select.order == SelectOrder::Ascending
-        && select.nan_rule == NanRule::Lowest;
-    let forced = u64::from(select.init_blocks) + u64::from(select.local_blocks);
-    let slots = u64::from(g.top_k);
+    let g = &op.select.geometry;
     let lists = u64::from(given.lengths.max_query_len()) * u64::from(g.index_heads);
-    let fits = given.blocks(g) <= SELECTED_BLOCKS && slots <= SELECTED_SLOTS && lists <= SELECTED_LISTS;
     let requests = given.lengths.requests().len() as u64;
-    given.on_nvidia() && usual && forced <= slots && fits && requests <= MAX_ARRIVALS
+    let fits = lists <= SELECTED_LISTS && requests <= MAX_ARRIVALS;
+    given.on_nvidia() && fits && one_warp_selects(&op.select, given.blocks(g))
 }
 
 /// How much of the cap a stage leaves to the others.

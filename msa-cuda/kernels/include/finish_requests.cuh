@@ -25,7 +25,13 @@ MSA_DEVICE void count_shares(const Batch& batch, Shares& shares, int first, uint
   const Request request = number < (int)batch.requests ? load_request(batch, number, false) : Request{0, 0, 0};
   const uint32_t pages = request.rows > 0 ? (uint32_t)(request.tokens + BLOCK - 1) / BLOCK : 0;
   const uint32_t units = (pages + unit_pages - 1) / unit_pages, here = lane == 0 ? units - skip : units;
-  const uint32_t before = (uint32_t)inclusive_sum((int)here, lane) - here;
+  uint32_t before = here;
+#pragma unroll
+  for (int o = 1; o < 32; o <<= 1) {
+    const uint32_t other = __shfl_up_sync(FULL_WARP, before, o);
+    if (lane >= o) before += other;
+  }
+  before -= here;
   const uint32_t mine = before >= count ? 0 : min(here, count - before);
   shares.mine[lane] = mine;
   shares.units[lane] = units;
@@ -53,8 +59,14 @@ MSA_DEVICE void arrive(uint32_t* arrivals, Shares& shares, int lane) {
 }
 
 // By the four warps of a warpgroup: warp w takes every fourth list of the finished requests.
+#ifdef MSA_PROFILE
+#define MARK(I) do { if (shares.finished && w == 0 && lane == 0) ((int*)p.indices)[p.batch.rows * p.heads * p.k + I] = (int)clock64(); } while (0)
+#else
+#define MARK(I)
+#endif
 MSA_DEVICE void select_finished(const IndexArguments& p, const Shares& shares, WarpScratch& scratch, int w, int lane) {
   int turn = w;
+  MARK(2);
 #pragma unroll 1
   for (uint32_t left = shares.finished; left; left &= left - 1) {
     const Request request = shares.requests[__ffs(left) - 1];
@@ -67,20 +79,37 @@ MSA_DEVICE void select_finished(const IndexArguments& p, const Shares& shares, W
       int32_t* out = (int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list);
       float v[32];
       load_scores(v, scores, n, lane);
+#ifdef MSA_PROFILE
+      float sum = 0;
+      for (int i = 0; i < 32; i++) sum += v[i];
+      if (sum == 1.2345f) out[0] = 0;
+#endif
+      MARK(3);
       warp_select(v, scores, n, {(int)p.k, (int)p.init_blocks, (int)p.local_blocks}, out, scratch, lane);
       __syncwarp();
+      MARK(4);
     }
     turn -= lists;
   }
 }
 
 // By a warpgroup, when it has scored its `count` units; the shares of the first 32 requests are known.
-static __device__ __noinline__ void finish_requests(const IndexArguments& p, Shares& shares, uint32_t count, int unit_pages, int barrier, WarpScratch& scratch, int w,
+MSA_DEVICE void finish_requests(const IndexArguments& p, Shares& shares, uint32_t count, int unit_pages, int barrier, WarpScratch& scratch, int w,
                                 int lane) {
+#ifdef MSA_PROFILE
+  long long t0 = clock64(), t1;
+#endif
 #pragma unroll 1
   for (uint32_t done = 0;;) {
     named_barrier(barrier, 128);
+#ifdef MSA_PROFILE
+    t1 = clock64();
+#endif
     if (w == 0) arrive(p.arrivals, shares, lane);
+#ifdef MSA_PROFILE
+    if (shares.finished && w == 0 && lane == 0) ((int*)p.indices)[p.batch.rows * p.heads * p.k] = (int)t0, ((int*)p.indices)[p.batch.rows * p.heads * p.k + 1] = (int)t1;
+    MARK(5);
+#endif
     named_barrier(barrier, 128);
     select_finished(p, shares, scratch, w, lane);
     done += shares.counted;

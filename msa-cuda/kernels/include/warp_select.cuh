@@ -15,7 +15,8 @@ constexpr int WARP_BLOCKS = 1024, WARP_TOP_K = 32;
 // What the lanes of a warp exchange.
 struct alignas(16) WarpScratch {
   float maxima[32], values[32];
-  uint32_t words[32], ids[32];
+  uint32_t words[32];
+  int32_t ids[32];
 };
 
 struct WarpSelect {
@@ -33,24 +34,35 @@ MSA_DEVICE float score_of(uint32_t order) { return __uint_as_float(order & 0x800
 MSA_DEVICE uint32_t bits_below(int n) { return n <= 0 ? 0u : n >= 32 ? FULL_WARP : (1u << n) - 1; }
 MSA_DEVICE uint32_t word_of_range(int lane, int begin, int end) { return bits_below(end - 32 * lane) & ~bits_below(begin - 32 * lane); }
 
-MSA_DEVICE int inclusive_sum(int value, int lane) {
+struct Sums {
+  int before, all;
+};
+
+// Sums of a number below 64 of each lane: of the lanes before this one, and of all. Bit by bit, no step waits for another.
+MSA_DEVICE Sums sums_of(int value, int lane) {
+  const uint32_t lanes_before = (1u << lane) - 1;
+  Sums sums = {0, 0};
 #pragma unroll
-  for (int o = 1; o < 32; o <<= 1) {
-    const int other = __shfl_up_sync(FULL_WARP, value, o);
-    if (lane >= o) value += other;
+  for (int bit = 0; bit < 6; bit++) {
+    const uint32_t ones = __ballot_sync(FULL_WARP, value >> bit & 1);
+    sums.before += __popc(ones & lanes_before) << bit;
+    sums.all += __popc(ones) << bit;
   }
-  return value;
+  return sums;
 }
 
 // Of the 32 values that the lanes gave, those above `mine`.
 MSA_DEVICE int count_above(const float* values, float mine) {
-  int above = 0;
+  int above[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const float4 x = ((const float4*)values)[i];
-    above += (x.x > mine) + (x.y > mine) + (x.z > mine) + (x.w > mine);
+    above[0] += x.x > mine;
+    above[1] += x.y > mine;
+    above[2] += x.z > mine;
+    above[3] += x.w > mine;
   }
-  return above;
+  return above[0] + above[1] + (above[2] + above[3]);
 }
 
 // The set of blocks that `takes(v[i])`, a word a lane.
@@ -58,9 +70,13 @@ template <typename Takes>
 MSA_DEVICE uint32_t blocks_that(const float (&v)[32], WarpScratch& scratch, int lane, Takes&& takes) {
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < 32; i++) {
-    const uint32_t word = __ballot_sync(FULL_WARP, takes(v[i]));
-    if (lane == 0) scratch.words[i] = word;
+  for (int i = 0; i < 8; i++) {
+    uint4 words;
+    words.x = __ballot_sync(FULL_WARP, takes(v[4 * i]));
+    words.y = __ballot_sync(FULL_WARP, takes(v[4 * i + 1]));
+    words.z = __ballot_sync(FULL_WARP, takes(v[4 * i + 2]));
+    words.w = __ballot_sync(FULL_WARP, takes(v[4 * i + 3]));
+    if (lane == 0) ((uint4*)scratch.words)[i] = words;
   }
   __syncwarp();
   return scratch.words[lane];
@@ -79,11 +95,27 @@ MSA_DEVICE void load_scores(float (&v)[32], const float* scores, int n, int lane
   }
 }
 
-// Writes the blocks of the words, in order.
-MSA_DEVICE void write_blocks(uint32_t word, int32_t* out, int lane) {
-  const int count = __popc(word);
-  int at = inclusive_sum(count, lane) - count;
-  for (; word; word &= word - 1) out[at++] = 32 * lane + __ffs(word) - 1;
+// Leaves out the scores of blocks from n on.
+MSA_DEVICE void cut_scores(float (&v)[32], int n, int lane) {
+#pragma unroll
+  for (int part = 0; part < 4; part++) {
+    if (256 * part + 256 <= n) continue;
+#pragma unroll
+    for (int i = 8 * part; i < 8 * part + 8; i++)
+      if (32 * i + lane >= n) v[i] = NAN;
+  }
+}
+
+// Writes the blocks of a word to `out`, from place `at` on; mostly there are few.
+MSA_DEVICE void write_blocks(uint32_t word, int32_t* out, int at, int lane) {
+#pragma unroll
+  for (int i = 0; i < 3; i++) {
+    if (word) out[at + i] = 32 * lane + __popc((word & (0u - word)) - 1);
+    word &= word - 1;
+  }
+  at += 3;
+#pragma unroll 1
+  for (; word; word &= word - 1) out[at++] = 32 * lane + __popc((word & (0u - word)) - 1);
 }
 
 // Blocks 0 .. n - 1 of `scores`, which `v` holds, NaN where there is none; `out` has k places.
@@ -114,16 +146,14 @@ MSA_DEVICE void warp_select(float (&v)[32], const float* scores, int n, const Wa
     int total = 33;
     if (bound > -INFINITY) {
       word = blocks_that(v, scratch, lane, [&](float x) { return x >= bound; }) | forced_word;
-      const int count = __popc(word), sum = inclusive_sum(count, lane);
-      total = __shfl_sync(FULL_WARP, sum, 31);
-      if (total <= 32) {
-        for (int at = sum - count; word; word &= word - 1) scratch.ids[at++] = 32 * lane + __ffs(word) - 1;
-      }
+      const Sums sums = sums_of(__popc(word), lane);
+      total = sums.all;
+      if (total <= 32) write_blocks(word, scratch.ids, sums.before, lane);
     }
     if (total <= 32) {  // ---- rank by counting
       __syncwarp();
       const bool is_there = lane < total;
-      const int id = is_there ? (int)scratch.ids[lane] : 0;
+      const int id = is_there ? scratch.ids[lane] : 0;
       const bool is_forced = id < want.init_blocks || id >= tail;
       const float value = is_there && !is_forced ? scores[id] : NAN;
       scratch.values[lane] = value;
@@ -171,11 +201,11 @@ MSA_DEVICE void warp_select(float (&v)[32], const float* scores, int n, const Wa
     uint32_t ties = blocks_that(v, scratch, lane, [&](float x) { return x == bound; });
     // NaN is as low as -inf.
     if (bound == -INFINITY) ties = word_of_range(lane, want.init_blocks, tail) & ~above;
-    const int places = need - (int)__reduce_add_sync(FULL_WARP, __popc(above)), count = __popc(ties);
-    const int left = places - (inclusive_sum(count, lane) - count);
+    const int left = need - sums_of(__popc(above), lane).all - sums_of(__popc(ties), lane).before;
     uint32_t taken = 0;
     for (int i = 0; i < left && ties; i++, ties &= ties - 1) taken |= ties & (0u - ties);
-    write_blocks(above | taken | forced_word, out, lane);
+    const uint32_t chosen = above | taken | forced_word;
+    write_blocks(chosen, out, sums_of(__popc(chosen), lane).before, lane);
     return;
   }
 }
