@@ -29,8 +29,6 @@ pub use parts::{
     BlockPart, ContextParallel, PrefillPlan, RowWindow, Segment, SegmentWindow, SlotPart, WorkspaceRegion,
 };
 
-pub use select::one_warp_selects;
-
 use derive::Derived;
 
 use std::fmt;
@@ -49,13 +47,6 @@ pub const PLAN_VERSION: u32 = 1;
 /// Bytes of the status words at the start of every workspace: one that all kernels of a run share, and 1,023 for the blocks of
 /// a kernel that must not wait for another to clear it.
 pub const STATUS_BYTES: u64 = 4096;
-
-/// Region of a step whose scoring kernel also selects: a word a request, in which the units that are scored are counted. A step
-/// without it has a kernel that selects.
-pub const ARRIVALS: &str = "arrivals";
-
-/// Most requests of such a step.
-pub const MAX_ARRIVALS: u64 = 1024;
 
 /// Alignment of the workspace and of every region in it.
 pub const WORKSPACE_ALIGNMENT: u64 = 256;

@@ -16,11 +16,11 @@ mod step;
 use cudarc::driver::sys;
 use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Prepared, Span, Stream};
-use msa_core::cache::{CacheFormat, IndexCache, head_slot};
+use msa_core::cache::{CacheFormat, IndexCache};
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
-use msa_core::op::{Attention, IndexScore, Op, ScorePrecision, Select, Step};
-use msa_core::plan::{ARRIVALS, PlanOptions};
+use msa_core::op::{IndexScore, Op, ScorePrecision, Select};
+use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
 const REQUESTS: [u64; 4] = [1, 8, 32, 128];
@@ -83,8 +83,8 @@ fn index_rows(bench: &Bench<'_>, quick: bool) -> Result<()> {
             let op = IndexScore { query, keys, precision, ..IndexScore::default() };
             let mut line = format!("index {name:15} {:4}K q {rows}:", context / 1024);
             for requests in REQUESTS {
-                let [alone, after, kernel, fused] = bench.index(&op, requests, rows, context)?;
-                line += &format!("  {alone:7.2} +sel {after:7.2} step {kernel:7.2} fused {fused:7.2}");
+                let times = bench.index(&op, requests, rows, context)?;
+                line += &format!("  {:7.2} +sel {:7.2}", times.0, times.1);
             }
             println!("{line}");
         }
@@ -133,8 +133,8 @@ impl<'a> Bench<'a> {
         Ok(Self { device, pool, inputs, stream })
     }
 
-    /// Times of scoring alone, of scoring and then selection, and of both as a step has them.
-    fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<[f64; 4]> {
+    /// Times of scoring alone and of scoring with selection.
+    fn index(&self, op: &IndexScore, requests: u64, rows: u64, context: u64) -> Result<(f64, f64)> {
         let g = op.geometry;
         let lengths = Lengths::upto(requests as u32, rows as u32, context as u32)?;
         let plan = |op: &Op| self.device.plan(op, &lengths, &PlanOptions::default());
@@ -167,41 +167,7 @@ impl<'a> Bench<'a> {
             .collect();
         let alone = self.time(&[(&*score, &scoring)])?;
         let both = self.time(&[(&*score, &scoring), (&*select, &selecting)])?;
-        let step = Op::Step(Step {
-            index: op.clone(),
-            attention: Attention { query: op.query, cache: op.keys, ..Attention::default() },
-            ..Step::default()
-        });
-        let fused = plan(&step)?;
-        let mut separate = fused.clone();
-        separate.workspace.retain(|region| region.name != ARRIVALS);
-        let step = msa_cuda::prepare_until_selection(&fused)?;
-        let separate = msa_cuda::prepare_until_selection(&separate)?;
-        // Nothing reads them.
-        let kv = head_slot(&g, op.keys, pages, self.pool + POOL)?;
-        let rows = |at: u64, dtype| Tensor::contiguous(self.inputs + at, dtype, &[t, 64, 128]);
-        let (query, output) = (rows(320 << 20, op.query)?, rows(384 << 20, DType::Bf16)?);
-        let stepping: Vec<Args> = scoring
-            .iter()
-            .map(|args| {
-                let whole = args.clone().without(Role::Scores).with(Role::Query, query);
-                whole.with(Role::BlockIndices, indices).with(Role::Output, output).with_kv_cache(kv)
-            })
-            .collect();
-        let step = self.time(&[(&*step, &stepping)])?;
-        let mut marks = [0_u8; 24];
-        self.device.memory().read(indices.address + t * 4 * 16 * 4, &mut marks)?;
-        let marks: Vec<i32> = marks.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
-        println!(
-            "marks barrier {} arrive {} barrier {} loaded {} selected {}",
-            marks[1].wrapping_sub(marks[0]),
-            marks[5].wrapping_sub(marks[1]),
-            marks[2].wrapping_sub(marks[5]),
-            marks[3].wrapping_sub(marks[2]),
-            marks[4].wrapping_sub(marks[3])
-        );
-        let separate = self.time(&[(&*separate, &stepping)])?;
-        Ok([alone, both, separate, step])
+        Ok((alone, both))
     }
 
     /// Offsets, lengths and a random table for each of the rotated inputs.

@@ -7,7 +7,6 @@
 // Scores do not depend on the division. Each warp drives its own ring of bulk copies.
 #include "include/batch.cuh"
 #include "include/dequant.cuh"
-#include "include/finish_requests.cuh"
 #include "include/wgmma.cuh"
 
 namespace msa {
@@ -247,21 +246,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 #pragma unroll
   for (int i = 0; i < S::RING; i++) issue(i);
   const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
-  __shared__ Shares all_shares[S::GROUPS];
-  Shares& shares = all_shares[group];
-  const bool selects = p.arrivals != nullptr;
-  if (selects && w == 0) count_shares(p.batch, shares, here.request, here.base / UNIT_PAGES<PAGE_WARPS>, count, UNIT_PAGES<PAGE_WARPS>, lane);
 
-  // ---- blocks past the end of every request score -inf; a request without blocks selects none
+  // ---- blocks past the end of every request score -inf
   for (int pair = blockIdx.x; pair < (int)p.batch.requests; pair += gridDim.x) {
     const Request request = load_request(p.batch, pair, blockIdx.y == 0 && tid == 0);
     const int first = (request.tokens + BLOCK - 1) / BLOCK, pairs = request.rows * (int)p.heads;
-    if (selects && first == 0) {
-      for (int n = 0; n < pairs; n++) {
-        uint8_t* out = p.indices + (uint64_t)(request.first_row + n / (int)p.heads) * p.indices_row + (uint64_t)(n % (int)p.heads) * p.indices_list;
-        if (tid < (int)p.k) ((int32_t*)out)[tid] = -1;
-      }
-    }
     for (int n = chunk; n < min(pairs, chunk + S::ROWS); n++) {
       uint8_t* row = p.scores + (uint64_t)(request.first_row + n / (int)p.heads) * p.scores_row + (uint64_t)(n % (int)p.heads) * p.scores_head;
       for (int i = first + tid; i < (int)p.blocks; i += 256) ((float*)row)[i] = -INFINITY;
@@ -518,8 +507,6 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     }
     next_unit<PAGE_WARPS>(p.batch, here);
   }
-  // ---- selection for the requests that are complete now
-  if (selects && count > 0) finish_requests(p, shares, count, UNIT_PAGES<PAGE_WARPS>, 1 + group, *(WarpScratch*)(shared + (s_ring - base)), w, lane);
   release_successor();
 }
 

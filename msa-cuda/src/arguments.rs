@@ -62,15 +62,6 @@ pub(crate) struct IndexArguments {
     pub(crate) exact: u32,
     pub(crate) one: u32,
     pub(crate) pad: u32,
-    /// Words that count scored units, `[requests]`, zero before and after; 0 if the kernel does not select.
-    pub(crate) arrivals: u64,
-    pub(crate) indices: u64,
-    pub(crate) indices_row: u64,
-    pub(crate) indices_list: u64,
-    pub(crate) k: u32,
-    pub(crate) init_blocks: u32,
-    pub(crate) local_blocks: u32,
-    pub(crate) pad2: u32,
 }
 
 /// Arguments of `select`.
@@ -279,7 +270,7 @@ pub(crate) const ONE: u32 = 0x3c00_3c00;
 const _: () = {
     assert!(size_of::<View>() == 32);
     assert!(size_of::<Batch>() == 88);
-    assert!(size_of::<IndexArguments>() == 288);
+    assert!(size_of::<IndexArguments>() == 240);
     assert!(size_of::<SelectArguments>() == 176);
     assert!(size_of::<DecodeArguments>() == 416);
     assert!(size_of::<StatusArguments>() == 16);

@@ -6,7 +6,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 use msa_core::error::{Error, Result};
-use msa_core::plan::MAX_ARRIVALS;
 
 use crate::driver::{Probe, check};
 use crate::images::{self, Kernel};
@@ -19,21 +18,7 @@ pub(crate) struct Context {
     arch: &'static str,
     modules: Mutex<HashMap<&'static str, Module>>,
     tables: Mutex<HashMap<Vec<u8>, u64>>,
-    arrivals: Mutex<Arrivals>,
 }
-
-/// Counters that are zero between runs: a slab for each workspace, since runs over one workspace never overlap.
-#[derive(Default)]
-struct Arrivals {
-    pool: Option<u64>,
-    slabs: HashMap<u64, u64>,
-}
-
-/// Slabs of the pool.
-const SLABS: u64 = 64;
-
-/// Bytes of a slab: a counter for each of the most requests of a plan that asks for them.
-const SLAB_BYTES: u64 = 4 * MAX_ARRIVALS;
 
 #[derive(Clone, Copy)]
 struct Module(sys::CUmodule);
@@ -82,14 +67,7 @@ impl Context {
     }
 
     fn new(context: sys::CUcontext, retained: Option<sys::CUdevice>, arch: &'static str) -> Self {
-        Self {
-            context,
-            retained,
-            arch,
-            modules: Mutex::default(),
-            tables: Mutex::default(),
-            arrivals: Mutex::default(),
-        }
+        Self { context, retained, arch, modules: Mutex::default(), tables: Mutex::default() }
     }
 
     /// Makes the context current until the guard is dropped.
@@ -147,32 +125,6 @@ impl Context {
         if let Some(&address) = tables.get(bytes) {
             return Ok(address);
         }
-        let address = self.allocated(bytes)?;
-        tables.insert(bytes.to_vec(), address);
-        Ok(address)
-    }
-
-    /// Makes the pool of counters, all zero, if it is not there.
-    pub(crate) fn make_arrivals(&self) -> Result<()> {
-        let mut arrivals = lock(&self.arrivals);
-        if arrivals.pool.is_none() {
-            arrivals.pool = Some(self.allocated(&vec![0; (SLABS * SLAB_BYTES) as usize])?);
-        }
-        Ok(())
-    }
-
-    /// The counters of a workspace, for as long as the context lives; `None` once more workspaces than there are slabs were seen.
-    pub(crate) fn arrivals(&self, workspace: u64) -> Option<u64> {
-        let mut arrivals = lock(&self.arrivals);
-        let (pool, next) = (arrivals.pool?, arrivals.slabs.len() as u64);
-        if next < SLABS {
-            return Some(*arrivals.slabs.entry(workspace).or_insert(pool + next * SLAB_BYTES));
-        }
-        arrivals.slabs.get(&workspace).copied()
-    }
-
-    /// New memory with these bytes, never freed while the context lives.
-    fn allocated(&self, bytes: &[u8]) -> Result<u64> {
         let _current = self.enter()?;
         let mut address = 0;
         // SAFETY: the pointer is valid for one address.
@@ -183,7 +135,9 @@ impl Context {
             // SAFETY: allocated above and not used by anything. The copy's error is the one to report.
             let _ = unsafe { sys::cuMemFree_v2(address) };
         }
-        copied.map(|()| address)
+        copied?;
+        tables.insert(bytes.to_vec(), address);
+        Ok(address)
     }
 }
 

@@ -84,13 +84,6 @@ impl CudaDevice {
     }
 }
 
-/// A step up to its selection, on device 0: what is timed as scoring with selection.
-#[doc(hidden)]
-pub fn prepare_until_selection(plan: &Plan) -> Result<Box<dyn Prepared>> {
-    let device = CudaDevice::open(0, None)?;
-    Ok(Box::new(CudaPrepared::until_selection(&device.context, plan)?))
-}
-
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cuda:{}", self.info.ordinal)

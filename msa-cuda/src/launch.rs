@@ -2,9 +2,10 @@
 
 use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
+use msa_core::geometry::Grouping;
 use msa_core::lengths::Lengths;
-use msa_core::op::Select;
-use msa_core::plan::{Plan, one_warp_selects};
+use msa_core::op::{NanRule, Select, SelectOrder};
+use msa_core::plan::Plan;
 
 use crate::context::Grid;
 use crate::images::Kernel;
@@ -64,11 +65,22 @@ pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
     lengths.requests().iter().map(|r| plan.op.geometry().blocks(r.kv_len.into())).sum()
 }
 
+/// Whether one warp selects a list of rows of at most `blocks` blocks: what `warp_select.cuh` is written for, a score a lane and
+/// row of registers and a lane a slot.
+pub(crate) fn selects_by_warp(op: &Select, blocks: u64) -> bool {
+    let usual = op.grouping == Grouping::PerHead
+        && op.order == SelectOrder::Ascending
+        && op.nan_rule == NanRule::Lowest;
+    let (slots, forced) =
+        (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
+    usual && blocks <= 1024 && slots <= 32 && forced <= slots
+}
+
 /// The selection kernel for rows of at most `blocks` blocks: where a warp does not do, the first keeps 1,024 keys in registers,
 /// the second 4,096.
 pub(crate) fn select_symbol(op: &Select, blocks: u64) -> &'static str {
     match blocks {
-        _ if one_warp_selects(op, blocks) => "select_by_warp",
+        _ if selects_by_warp(op, blocks) => "select_by_warp",
         0..=1024 => "select_small",
         1025..=4096 => "select_medium",
         _ => "select_large",
@@ -221,12 +233,22 @@ mod tests {
 
     #[test]
     fn a_warp_selects_what_it_can_and_blocks_of_threads_the_rest() {
-        use msa_core::op::SelectOrder;
         let plain = Select::default();
         let symbols = [256, 1024, 1025, 4097].map(|blocks| select_symbol(&plain, blocks));
         assert_eq!(symbols, ["select_by_warp", "select_by_warp", "select_medium", "select_large"]);
-        let ordered = Select { order: SelectOrder::ScoreThenOwn, ..plain };
-        assert_eq!(select_symbol(&ordered, 1024), "select_small");
+        type Change = fn(&mut Select);
+        let others: [Change; 5] = [
+            |op| op.order = SelectOrder::ScoreThenOwn,
+            |op| op.nan_rule = NanRule::Highest,
+            |op| op.grouping = Grouping::Reduced,
+            |op| op.init_blocks = 16,
+            |op| op.geometry.top_k = 33,
+        ];
+        for change in others {
+            let mut op = plain.clone();
+            change(&mut op);
+            assert_eq!(select_symbol(&op, 1024), "select_small", "{op:?}");
+        }
     }
 
     #[test]

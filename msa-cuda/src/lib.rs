@@ -20,8 +20,6 @@ mod stages;
 mod variants;
 
 pub use backend::{backend, open_in_context};
-#[doc(hidden)]
-pub use device::prepare_until_selection;
 pub use variants::variants;
 
 /// Why this build can run nothing: the reason that every support query answers with while the kernel table is empty.

@@ -8,7 +8,7 @@ use msa_core::backend::{Prepared, Span, Status, Stream};
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
 use msa_core::op::Op;
-use msa_core::plan::{ARRIVALS, Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT};
+use msa_core::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT};
 
 use crate::arguments::StatusArguments;
 use crate::context::{Context, Function, Grid};
@@ -57,9 +57,6 @@ impl CudaPrepared {
     /// Loads what the plan needs.
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
         let stages = Stage::all(context, plan)?;
-        if plan.region(ARRIVALS).is_some() {
-            context.make_arrivals()?;
-        }
         let status = StatusWords::new(stages.first().and_then(Stage::raises));
         Ok(Self {
             plan: plan.clone(),
@@ -72,37 +69,15 @@ impl CudaPrepared {
         })
     }
 
-    /// A step up to its selection, for benchmarks: what follows is not run.
-    pub(crate) fn until_selection(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
-        let mut prepared = Self::new(context, plan)?;
-        prepared.stages.retain(|stage| !matches!(stage, Stage::Decode(_)));
-        Ok(prepared)
-    }
-
-    /// Clears words of the workspace in a kernel of its own.
-    ///
-    /// # Safety
-    /// As for `Prepared::enqueue`, with the context current; the words are the workspace's.
-    unsafe fn clear(&self, stream: Stream, address: u64, words: u32) -> Result<()> {
-        let grid = Grid { x: 1, y: 1, cluster: 1 };
-        let arguments = StatusArguments { status: address, words, pad: 0 };
-        // SAFETY: by this function's contract.
-        unsafe { self.clear.launch(stream.0, grid, &arguments) }
-    }
-
-    /// Counters that are zero: those of the workspace's slab, or else in the workspace, where a kernel clears them first.
+    /// Clears the status in a kernel of its own.
     ///
     /// # Safety
     /// As for `Prepared::enqueue`, with the context current.
-    unsafe fn arrivals(&self, stream: Stream, workspace: Span) -> Result<u64> {
-        let Some(region) = self.plan.region(ARRIVALS) else { return Ok(0) };
-        if let Some(slab) = self.context.arrivals(workspace.address) {
-            return Ok(slab);
-        }
-        let address = workspace.address + region.offset;
-        // SAFETY: the region has a word a request.
-        unsafe { self.clear(stream, address, self.plan.requests.len() as u32) }?;
-        Ok(address)
+    unsafe fn clear(&self, stream: Stream, workspace: Span) -> Result<()> {
+        let grid = Grid { x: 1, y: 1, cluster: 1 };
+        let arguments = StatusArguments { status: workspace.address, words: self.status.count, pad: 0 };
+        // SAFETY: the status words are at the start of the workspace; the context is current.
+        unsafe { self.clear.launch(stream.0, grid, &arguments) }
     }
 
     fn check_workspace(&self, workspace: Span) -> Result<()> {
@@ -133,23 +108,21 @@ impl Prepared for CudaPrepared {
         let is_step = matches!(self.plan.op, Op::Step(_));
         let run = |number: usize| {
             let own_status = if number == 0 { self.status.owned() } else { 0 };
-            Run { stream: stream.0, args, extents, workspace, own_status, arrivals: 0, is_step }
+            Run { stream: stream.0, args, extents, workspace, own_status, is_step }
         };
         // Nothing is enqueued unless every stage takes its arguments.
         self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;
         let nothing = extents.rows == 0 || extents.requests == 0 && has_requests(&self.plan.op);
         if nothing || !self.status.cleared_by_first {
             // SAFETY: the caller answers for the workspace; the context is current.
-            unsafe { self.clear(stream, workspace.address, self.status.count) }?;
+            unsafe { self.clear(stream, workspace) }?;
         }
         if nothing {
             return Ok(());
         }
-        // SAFETY: as above.
-        let arrivals = unsafe { self.arrivals(stream, workspace) }?;
         for (number, stage) in self.stages.iter().enumerate() {
             // SAFETY: the caller answers for the addresses; the context is current.
-            unsafe { stage.enqueue(&Run { arrivals, ..run(number) }) }?;
+            unsafe { stage.enqueue(&run(number)) }?;
         }
         Ok(())
     }

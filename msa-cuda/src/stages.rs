@@ -51,7 +51,7 @@ impl Stage {
     fn one(context: &Arc<Context>, plan: &Plan) -> Result<Self> {
         match &plan.op {
             Op::Append(op) => AppendStage::new(context, plan, op).map(Self::Append),
-            Op::IndexScore(op) => IndexStage::new(context, plan, op, None).map(Self::Index),
+            Op::IndexScore(op) => IndexStage::new(context, plan, op).map(Self::Index),
             Op::Select(op) => SelectStage::new(context, plan, op).map(Self::Select),
             Op::SparseDecode(op) => DecodeStage::new(context, plan, op).map(Self::Decode),
             Op::Merge(op) => MergeStage::new(context, plan, op).map(Self::Merge),
@@ -115,8 +115,6 @@ pub(crate) struct Run<'a> {
     pub(crate) workspace: Span,
     /// Status words, for the stage that begins the run and keeps a word a block; 0 for the others.
     pub(crate) own_status: u32,
-    /// Counters of a scoring kernel that selects, zero before it and after; 0 if there is none.
-    pub(crate) arrivals: u64,
     /// Rows are those of requests: the last offset says which are padding.
     pub(crate) is_step: bool,
 }

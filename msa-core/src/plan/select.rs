@@ -3,7 +3,7 @@ use super::given::{Given, lists};
 use super::workspace::{Need, Scratch, product, row_windows};
 use crate::error::{Result, require};
 use crate::geometry::{Geometry, Grouping};
-use crate::op::{NanRule, Select, SelectOrder};
+use crate::op::Select;
 
 /// Most blocks of a row that is selected from: candidate keys name a block in 16 bits.
 pub(super) const MAX_BLOCKS: u64 = 1 << 16;
@@ -20,21 +20,6 @@ pub(super) fn derive(op: &Select, given: &Given) -> Result<Derived> {
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;
     Ok(Derived { batch_invariant: true, windows, workspace, workspace_bytes, ..Derived::default() })
-}
-
-/// Most blocks of a row, and slots of a list, that one warp selects: 32 scores a lane in registers, and a lane a slot.
-const WARP_BLOCKS: u64 = 1024;
-const WARP_SLOTS: u64 = 32;
-
-/// Whether one warp of an NVIDIA device can select a list of rows of at most `blocks` blocks, as `warp_select.cuh` is written:
-/// ascending lists of the heads, NaN lowest, and no fewer slots than forced blocks.
-pub fn one_warp_selects(op: &Select, blocks: u64) -> bool {
-    let usual = op.grouping == Grouping::PerHead
-        && op.order == SelectOrder::Ascending
-        && op.nan_rule == NanRule::Lowest;
-    let (slots, forced) =
-        (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
-    usual && blocks <= WARP_BLOCKS && slots <= WARP_SLOTS && forced <= slots
 }
 
 /// Candidate keys ([`crate::candidate`]) of the parts of a row, 8 bytes each; a CPU ranks a row in one go.

@@ -5,21 +5,15 @@
 //! selected ids of all rows are an output of the step, so nothing is kept twice).
 
 use super::given::Given;
-use super::select::{MAX_BLOCKS, one_warp_selects};
+use super::select::MAX_BLOCKS;
 use super::workspace::{Need, Scratch, least_rows, product, row_windows};
-use super::{ARRIVALS, Derived, MAX_ARRIVALS, append, context_parallel, decode, index, prefill, select};
+use super::{Derived, append, context_parallel, decode, index, prefill, select};
 use crate::error::{Result, require};
 use crate::geometry::Geometry;
 use crate::op::Step;
 
 /// Bytes of a score.
 pub(super) const SCORE_BYTES: u64 = 4;
-
-/// Bytes of a counter of scored units.
-const ARRIVAL_BYTES: u64 = 4;
-
-/// Most lists of a request that the kernel that scores selects.
-const SELECTED_LISTS: u64 = 32;
 
 /// Share of the cap for the table of append: 64 bytes a row are little beside a row's scores.
 const WINNERS_SHARE: u64 = 16;
@@ -47,8 +41,6 @@ pub(super) fn derive(op: &Step, given: &Given) -> Result<Derived> {
 fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
     let slot_parts = decode::slot_parts(&op.attention, given)?;
     let mut needs = score_needs(op, given, given.blocks(&op.index.geometry));
-    let arrivals = product(&[given.lengths.requests().len() as u64, ARRIVAL_BYTES]);
-    needs.extend(scoring_selects(op, given).then(|| Need::fixed(ARRIVALS, arrivals)));
     needs.extend(op.appends.then(|| append::need(given)));
     needs.extend(decode::needs(&op.attention, &slot_parts));
     let scratch = Scratch::new(needs);
@@ -57,16 +49,6 @@ fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
     let windows = row_windows(given.rows(), each)?;
     let batch_invariant = decode::is_batch_invariant(given);
     Ok(Derived { batch_invariant, slot_parts, windows, workspace, workspace_bytes, ..Derived::default() })
-}
-
-/// Whether the kernel that scores also selects: one launch less, and the selections of requests that are done early run beside
-/// the scoring of others. The four warps that complete a request select its lists, so that too many would wait for each other.
-fn scoring_selects(op: &Step, given: &Given) -> bool {
-    let g = &op.select.geometry;
-    let lists = u64::from(given.lengths.max_query_len()) * u64::from(g.index_heads);
-    let requests = given.lengths.requests().len() as u64;
-    let fits = lists <= SELECTED_LISTS && requests <= MAX_ARRIVALS;
-    given.on_nvidia() && fits && one_warp_selects(&op.select, given.blocks(g))
 }
 
 /// How much of the cap a stage leaves to the others.

@@ -45,11 +45,6 @@ struct IndexArguments {
   const float* key_factor;
   uint32_t blocks, heads, query_is_e4m3, exact;
   uint32_t one, pad;  // f16x2 1.0
-  // Selection by the kernel itself, as finish_requests.cuh says; null for none.
-  uint32_t* arrivals;    // [requests], zero before and after
-  uint8_t* indices;      // [rows][heads][k] i32
-  uint64_t indices_row, indices_list;
-  uint32_t k, init_blocks, local_blocks, pad2;
 };
 
 struct SelectArguments {
@@ -171,7 +166,7 @@ struct AppendArguments {
 static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
 static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 976 && sizeof(Winner) == 16,
               "as in arguments.rs");
-static_assert(sizeof(IndexArguments) == 288 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
+static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
 
 }  // namespace msa

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use msa_core::args::Role;
 use msa_core::cache::{self, IndexCache};
 use msa_core::error::{Error, Result};
-use msa_core::op::{Dequantise, IndexScore, Select};
+use msa_core::op::{Dequantise, IndexScore};
 use msa_core::plan::Plan;
 use msa_core::tensor::DType;
 
@@ -22,18 +22,10 @@ pub(crate) struct IndexStage {
     heads: u32,
     query_is_e4m3: bool,
     exact: bool,
-    /// The selection that the kernel does itself.
-    select: Option<Select>,
 }
 
 impl IndexStage {
-    /// `select`: what the kernel selects when it has scored.
-    pub(crate) fn new(
-        context: &Arc<Context>,
-        plan: &Plan,
-        op: &IndexScore,
-        select: Option<Select>,
-    ) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &IndexScore) -> Result<Self> {
         let lengths = plan.lengths()?;
         let heads = op.geometry.index_heads;
         let blocks = launch::total_blocks(plan, &lengths);
@@ -58,7 +50,6 @@ impl IndexStage {
             heads,
             query_is_e4m3: op.query == DType::E4m3,
             exact: op.dequantise == Dequantise::Exact,
-            select,
         })
     }
 
@@ -80,7 +71,6 @@ impl IndexStage {
         let cache = run.args.index_cache.ok_or(Error::Missing { op: "index_score", role: "index_cache" })?;
         let (key, scale) = views(&cache)?;
         let (query, scores) = (run.vectors(Role::IndexQuery)?, run.tensor(Role::Scores)?);
-        let selection = self.select.as_ref().map(|op| selection(op, run)).transpose()?.unwrap_or_default();
         Ok(IndexArguments {
             batch: self.batch.arguments(run, cache.pages, cache.null_page)?,
             key,
@@ -98,24 +88,9 @@ impl IndexStage {
             query_is_e4m3: self.query_is_e4m3.into(),
             exact: self.exact.into(),
             one: ONE,
-            ..selection
+            pad: 0,
         })
     }
-}
-
-/// The arguments of a selection by the scoring kernel.
-fn selection(op: &Select, run: &Run<'_>) -> Result<IndexArguments> {
-    let indices = run.tensor(Role::BlockIndices)?;
-    Ok(IndexArguments {
-        arrivals: run.arrivals,
-        indices: indices.address,
-        indices_row: indices.stride(0),
-        indices_list: indices.stride(1),
-        k: op.geometry.top_k,
-        init_blocks: op.init_blocks,
-        local_blocks: op.local_blocks,
-        ..IndexArguments::default()
-    })
 }
 
 /// Key and scale views; their strides were validated, what remains is what this kernel alone asks for.

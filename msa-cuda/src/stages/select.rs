@@ -27,7 +27,7 @@ impl SelectStage {
         let blocks = op.geometry.blocks(lengths.max_kv_len().into());
         let symbol = launch::select_symbol(op, blocks);
         let mut grid = launch::row_grid(&lengths, op.lists(), 1)?;
-        if symbol == "select_by_warp" {
+        if launch::selects_by_warp(op, blocks) {
             grid.x = grid.x.div_ceil(4);
         }
         Ok(Self {

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
-use msa_core::op::{Op, OpKind, Step};
-use msa_core::plan::{ARRIVALS, Plan};
+use msa_core::op::{Op, Step};
+use msa_core::plan::Plan;
 use msa_core::tensor::{DType, Tensor};
 
 use super::Stage;
-use super::index::IndexStage;
 use crate::context::Context;
 use crate::variants::{stage_ops, stage_variant};
 
@@ -23,24 +22,14 @@ pub(super) fn stages(context: &Arc<Context>, plan: &Plan, op: &Step) -> Result<V
         let want = "a workspace that holds the scores of all rows at once (the kernels know no windows)";
         return Err(Error::invalid("options.workspace_cap", want, plan.options.cap()));
     }
-    // Where the plan says so, the scoring kernel selects.
-    let selects = plan.region(ARRIVALS).is_some();
     stage_ops(op)
         .into_iter()
-        .filter(|stage| !(selects && stage.kind() == OpKind::Select))
-        .map(|stage| {
-            let variant = stage_variant(plan.traits.arch, &plan.arithmetic, &stage).ok_or_else(|| {
-                let reasons = vec![format!("no {} kernel under {}", stage.name(), plan.arithmetic.name)];
+        .map(|op| {
+            let variant = stage_variant(plan.traits.arch, &plan.arithmetic, &op).ok_or_else(|| {
+                let reasons = vec![format!("no {} kernel under {}", op.name(), plan.arithmetic.name)];
                 Error::Unsupported { op: "step", backend: "cuda".to_owned(), reasons }
             })?;
-            let plan = Plan { op: stage, variant: variant.name.to_owned(), ..plan.clone() };
-            match &plan.op {
-                Op::IndexScore(index) if selects => {
-                    let select = Some(op.select.clone());
-                    IndexStage::new(context, &plan, index, select).map(Stage::Index)
-                }
-                _ => Stage::one(context, &plan),
-            }
+            Stage::one(context, &Plan { op, variant: variant.name.to_owned(), ..plan.clone() })
         })
         .collect()
 }

@@ -3,8 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::geometry::Grouping;
-use crate::op::{Attention, NanRule, SelectOrder};
+use crate::op::Attention;
 
 #[test]
 fn every_op_plans_verifies_and_round_trips_on_both_devices() {
@@ -45,59 +44,6 @@ fn decode_fills_the_machine_as_measured() {
     assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::E4m3, b)), [16, 4, 2, 1]);
     assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Nvfp4, b)), [16, 4, 2, 1]);
     assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Bf16, b)), [16, 2, 2, 1]);
-}
-
-#[test]
-fn a_step_selects_in_the_kernel_that_scores_where_a_warp_can() {
-    type Change = fn(&mut Step);
-    let plan_of = |change: Change, query: i32, kv: i32, requests: usize, traits: &DeviceTraits| {
-        let mut step = Step::default();
-        change(&mut step);
-        let all = lengths(&vec![query; requests], &vec![kv; requests]);
-        let plan = planned(&Op::Step(step), &all, traits, &PlanOptions::default()).unwrap();
-        plan.verify().unwrap();
-        plan
-    };
-    let h200 = DeviceTraits::h200();
-    let counters = |plan: &Plan| plan.region(ARRIVALS).map(|region| region.bytes);
-    assert_eq!(counters(&plan_of(|_| (), 1, 131_072, 3, &h200)), Some(12));
-    assert_eq!(counters(&plan_of(|s| s.appends = true, 8, 131_072, 1024, &h200)), Some(4096));
-    let kept: [Change; 2] = [|s| s.select.init_blocks = 15, |s| s.select.local_blocks = 16];
-    assert!(kept.into_iter().all(|change| counters(&plan_of(change, 1, 1000, 1, &h200)).is_some()));
-
-    let refused: [(Change, i32, i32, usize); 9] = [
-        (|_| (), 1, 131_073, 1),
-        (|_| (), 9, 1000, 1),
-        (|_| (), 1, 100, 1025),
-        (|s| s.prefill = true, 1, 1000, 1),
-        (|s| s.select.order = SelectOrder::ScoreThenOwn, 1, 1000, 1),
-        (|s| s.select.nan_rule = NanRule::Highest, 1, 1000, 1),
-        (|s| s.select.init_blocks = 16, 1, 1000, 1),
-        (|s| (s.select.grouping, s.attention.grouping) = (Grouping::Reduced, Grouping::Reduced), 1, 1000, 1),
-        (
-            |s| {
-                let all = [&mut s.index.geometry, &mut s.select.geometry, &mut s.attention.geometry];
-                all.into_iter().for_each(|g| g.top_k = 33);
-            },
-            1,
-            1000,
-            1,
-        ),
-    ];
-    for (number, (change, query, kv, requests)) in refused.into_iter().enumerate() {
-        assert_eq!(counters(&plan_of(change, query, kv, requests, &h200)), None, "{number}");
-    }
-    assert_eq!(counters(&plan_of(|_| (), 1, 1000, 1, &DeviceTraits::cpu(8))), None);
-}
-
-#[test]
-fn counters_that_do_not_fit_are_seen() {
-    let all = lengths(&[1, 1, 1], &[700, 7001, 9]);
-    let mut plan =
-        planned(&Op::Step(Step::default()), &all, &DeviceTraits::h200(), &capped(16 << 30)).unwrap();
-    plan.verify_coverage().unwrap();
-    plan.workspace.iter_mut().filter(|region| region.name == ARRIVALS).for_each(|region| region.bytes -= 4);
-    assert!(plan.verify_coverage().unwrap_err().to_string().contains("arrivals has 8 of 12 bytes"));
 }
 
 #[test]

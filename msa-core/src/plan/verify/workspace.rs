@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::geometry::Grouping;
 use crate::op::{Attention, Op, Select, Step};
 use crate::plan::record::RecordLayout;
-use crate::plan::{ARRIVALS, Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT, shared};
+use crate::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT, shared};
 use crate::variant::Variant;
 
 pub(super) fn check(plan: &Plan) -> Result<()> {
@@ -129,9 +129,6 @@ fn step(plan: &Plan, op: &Step, rows: u128) -> Required {
     ];
     if op.appends {
         all.push(slot_winners(rows));
-    }
-    if plan.region(ARRIVALS).is_some() {
-        all.push((ARRIVALS, plan.requests.len() as u128 * 4));
     }
     if op.prefill {
         all.extend(prefill_regions(plan, &op.attention));

@@ -7,7 +7,7 @@ use msa_core::op::{Dequantise, IndexScore, Op, ScorePrecision};
 use msa_core::plan::PlanOptions;
 use msa_core::tensor::{DType, Tensor};
 
-use super::arguments::{Batch, IndexArguments, SelectArguments};
+use super::arguments::IndexArguments;
 use super::batch::with_scalar;
 use super::{Fault, Job, Reach, parameter};
 use crate::launch::Launch;
@@ -51,33 +51,7 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
         status: a.batch.status,
         own_status: a.batch.own_status,
     };
-    job.run(launch, reach, &[PlanOptions::default()], |_| true)?;
-    if a.arrivals == 0 { Ok(()) } else { select(a, launch, reach) }
-}
-
-/// The selection behind the scores. Counters that a run finds are those that it leaves: zero.
-fn select(a: &IndexArguments, launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
-    let counters = reach.bytes_mut("arrivals", a.arrivals, 4 * u64::from(a.batch.requests))?;
-    if counters.iter().any(|&byte| byte != 0) {
-        return Err(Fault::new("counters of scored units that are not zero"));
-    }
-    let select = SelectArguments {
-        batch: Batch { own_status: 0, ..a.batch },
-        scores: a.scores,
-        scores_row: a.scores_row,
-        scores_head: a.scores_head,
-        indices: a.indices,
-        indices_row: a.indices_row,
-        indices_list: a.indices_list,
-        blocks: a.blocks,
-        heads: a.heads,
-        lists: a.heads,
-        k: a.k,
-        init_blocks: a.init_blocks,
-        local_blocks: a.local_blocks,
-        ..SelectArguments::default()
-    };
-    super::select::selection(&select, launch, reach)
+    job.run(launch, reach, &[PlanOptions::default()], |_| true)
 }
 
 /// The format of keys in `op.q8k4.trick`.

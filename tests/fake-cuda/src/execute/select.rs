@@ -11,11 +11,7 @@ use super::{Fault, Job, Reach, parameter};
 use crate::launch::Launch;
 
 pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
-    selection(parameter(launch)?, launch, reach)
-}
-
-/// What the kernel does with these arguments.
-pub(super) fn selection(a: &SelectArguments, launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
+    let a: &SelectArguments = parameter(launch)?;
     let geometry =
         Geometry { query_heads: a.heads, kv_heads: 1, index_heads: a.heads, top_k: a.k, ..Geometry::M3 };
     let op = Select {

@@ -203,29 +203,3 @@ fn preparing_equal_plans_again_takes_no_memory_and_loads_no_image() {
         }
     });
 }
-
-/// Runs over one workspace share its counters; more workspaces than there are counters for clear some of their own.
-#[test]
-fn a_step_selects_behind_its_scores_with_counters_that_are_zero() {
-    Driver::of("9.0").run(&test_name!(), || {
-        let device = device();
-        let short = "step(hq=16,hkv=1,hi=1,len=[1x300,3x129],kv=nvfp4,ik=nvfp4,q=e4m3,iq=e4m3)";
-        let all: Vec<Work> = (0..66).map(|_| Work::new(&device, short)).collect();
-        assert!(all.iter().all(|work| work.trial.plan.region("arrivals").is_some()));
-        // The workspace is anything; the fake kernel takes no counter that is not zero.
-        all.iter().for_each(|work| {
-            let bytes = vec![0xff; work.workspace.bytes as usize];
-            device.memory().write(work.workspace.address, &bytes).unwrap();
-        });
-        for (number, work) in all.iter().enumerate().chain([(0, &all[0]), (65, &all[65])]) {
-            fake::take_log();
-            work.run(0);
-            let log = fake::take_log();
-            let launches = |what: &str| {
-                log.iter().filter(|l| l.starts_with("cuLaunchKernelEx ") && l.contains(what)).count()
-            };
-            let kernels = ["clear_status", "index_score_", "select_", "sparse_decode"].map(launches);
-            assert_eq!(kernels, [usize::from(number >= 64), 1, 0, 1], "{number}: {log:?}");
-        }
-    });
-}
