@@ -65,22 +65,22 @@ pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
     lengths.requests().iter().map(|r| plan.op.geometry().blocks(r.kv_len.into())).sum()
 }
 
-/// Whether one warp selects a list of rows of at most `blocks` blocks: what `warp_select.cuh` is written for, a score a lane and
-/// row of registers and a lane a slot.
-pub(crate) fn selects_by_warp(op: &Select, blocks: u64) -> bool {
-    let usual = op.grouping == Grouping::PerHead
+/// Whether a team of warps selects: what `team_select.cuh` is written for.
+fn is_usual(op: &Select) -> bool {
+    let plain = op.grouping == Grouping::PerHead
         && op.order == SelectOrder::Ascending
         && op.nan_rule == NanRule::Lowest;
     let (slots, forced) =
         (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
-    usual && blocks <= 1024 && slots <= 32 && forced <= slots
+    plain && slots <= 32 && forced <= slots
 }
 
-/// The selection kernel for rows of at most `blocks` blocks: where a warp does not do, the first keeps 1,024 keys in registers,
-/// the second 4,096.
+/// The selection kernel for rows of at most `blocks` blocks. Teams of four and of sixteen warps keep 256 scores a warp in
+/// registers; of the others the first keeps 1,024 keys, the second 4,096.
 pub(crate) fn select_symbol(op: &Select, blocks: u64) -> &'static str {
     match blocks {
-        _ if selects_by_warp(op, blocks) => "select_by_warp",
+        0..=1024 if is_usual(op) => "select_by_four",
+        0..=4096 if is_usual(op) => "select_by_sixteen",
         0..=1024 => "select_small",
         1025..=4096 => "select_medium",
         _ => "select_large",
@@ -232,10 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn a_warp_selects_what_it_can_and_blocks_of_threads_the_rest() {
+    fn teams_of_warps_select_what_is_usual() {
         let plain = Select::default();
-        let symbols = [256, 1024, 1025, 4097].map(|blocks| select_symbol(&plain, blocks));
-        assert_eq!(symbols, ["select_by_warp", "select_by_warp", "select_medium", "select_large"]);
+        let symbols = [0, 1024, 1025, 4096, 4097].map(|blocks| select_symbol(&plain, blocks));
+        let (four, sixteen) = ("select_by_four", "select_by_sixteen");
+        assert_eq!(symbols, [four, four, sixteen, sixteen, "select_large"]);
         type Change = fn(&mut Select);
         let others: [Change; 5] = [
             |op| op.order = SelectOrder::ScoreThenOwn,
@@ -247,7 +248,8 @@ mod tests {
         for change in others {
             let mut op = plain.clone();
             change(&mut op);
-            assert_eq!(select_symbol(&op, 1024), "select_small", "{op:?}");
+            let symbols = [1024, 1025].map(|blocks| select_symbol(&op, blocks));
+            assert_eq!(symbols, ["select_small", "select_medium"], "{op:?}");
         }
     }
 

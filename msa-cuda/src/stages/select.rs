@@ -25,14 +25,9 @@ impl SelectStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
         let lengths = plan.lengths()?;
         let blocks = op.geometry.blocks(lengths.max_kv_len().into());
-        let symbol = launch::select_symbol(op, blocks);
-        let mut grid = launch::row_grid(&lengths, op.lists(), 1)?;
-        if launch::selects_by_warp(op, blocks) {
-            grid.x = grid.x.div_ceil(4);
-        }
         Ok(Self {
-            function: context.function(&image(plan), symbol)?,
-            grid,
+            function: context.function(&image(plan), launch::select_symbol(op, blocks))?,
+            grid: launch::row_grid(&lengths, op.lists(), 1)?,
             batch: BatchPlan::new(context, &lengths)?,
             op: op.clone(),
         })
