@@ -363,7 +363,7 @@ impl Case {
     }
 
     pub(crate) fn random_scores(&self, random: &mut Random, lists: u64, blocks: u64) -> Vec<u8> {
-        let style = random.below(6);
+        let style = random.below(8);
         let nan = self.special == "nan";
         let mut bytes = Vec::with_capacity((lists * blocks * 4) as usize);
         for _ in 0..lists {
@@ -386,6 +386,9 @@ impl Case {
                             f32::NEG_INFINITY
                         }
                     }
+                    5 => random.pick(&[f32::INFINITY, f32::NEG_INFINITY, 0.0, 1.0]),
+                    // The best of a row stand 32 blocks apart.
+                    6 if block % 32 == 7 => 9.0 + random.normal(),
                     _ => random.normal(),
                 };
                 let value = if nan && random.chance(3) { f32::NAN } else { value };
