@@ -57,11 +57,12 @@ struct Sums {
   int before, all;
 };
 
-// Sums of a number below 256 of each lane: of the lanes before this one, and of all. Bit by bit: no step waits for another.
+// Sums of a number below 2^BITS of each lane: of the lanes before this one, and of all. Bit by bit: no step waits for another.
+template <int BITS>
 MSA_DEVICE Sums sums_of(int value, int lane) {
   Sums sums = {0, 0};
 #pragma unroll
-  for (int bit = 0; bit < 8; bit++) {
+  for (int bit = 0; bit < BITS; bit++) {
     const uint32_t ones = __ballot_sync(FULL_WARP, value >> bit & 1);
     sums.before += __popc(ones & bits_below(lane)) << bit;
     sums.all += __popc(ones) << bit;
@@ -86,6 +87,7 @@ MSA_DEVICE int count_above(const float* values, float mine) {
 // A set of blocks, held by the lanes of a warp: lane l has words l EACH and on.
 template <int EACH>
 struct Set {
+  static_assert(EACH <= 4, "the blocks of a lane are counted with 8 bits");
   uint32_t words[EACH];
 
   MSA_DEVICE static Set load(const uint32_t* words, int lane) {
@@ -124,6 +126,7 @@ struct Set {
       if (j < i) sum += __popc(words[j]);
     return sum;
   }
+  MSA_DEVICE Sums sums(int lane) const { return sums_of<EACH == 1 ? 6 : 8>(count(), lane); }
   // The first `left` blocks of this lane.
   MSA_DEVICE Set first(int left) const {
     Set set;
@@ -237,17 +240,17 @@ MSA_DEVICE void team_select(const Selection& s, const float (&v)[8], TeamScratch
     // NaN is as low as -inf.
     const bool is_lowest = bound == -INFINITY;
     const Blocks at_bound = (is_lowest ? Blocks::range(0, s.n, lane) : Blocks::load(scratch.at_bound, lane)) | forced;
-    const Sums sums = sums_of(at_bound.count(), lane);
+    const Sums sums = at_bound.sums(lane);
     if (sums.all <= 32 && !is_lowest) {
       at_bound.write(scratch.ids, sums.before, lane);
       write_ranked(s, sums.all, scratch, lane);
       return;
     }
     const Blocks above = Blocks::load(scratch.above, lane).without(forced), ties = at_bound.without(above).without(forced);
-    const int left = s.need() - sums_of(above.count(), lane).all;
+    const int left = s.need() - above.sums(lane).all;
     if (left >= 0) {  // the bound is the k-th best score, or all above it are in
-      const Blocks chosen = above | ties.first(left - sums_of(ties.count(), lane).before) | forced;
-      chosen.write(s.out, sums_of(chosen.count(), lane).before, lane);
+      const Blocks chosen = above | ties.first(left - ties.sums(lane).before) | forced;
+      chosen.write(s.out, chosen.sums(lane).before, lane);
       return;
     }
     bound = raised_bound(s, bound, lane);
