@@ -200,7 +200,6 @@ MSA_DEVICE float raised_bound(const Selection& s, float bound, int lane) {
 
 // By all warps of a team, which meet at `barrier`; `v` are the scores of this lane, NaN where there is no block.
 template <int WARPS>
-// tidy: allow(function-length): one body whose registers are shared by every step
 MSA_DEVICE void team_select(const Selection& s, const float (&v)[8], TeamScratch<WARPS>& scratch, int barrier, int warp, int lane) {
   using Blocks = Set<WARPS * BLOCKS_PER_WARP / 1024>;
   if (s.n <= s.k) {
