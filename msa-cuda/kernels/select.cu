@@ -214,18 +214,16 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
 }
 
 // A team of warps a list, for what team_select takes.
-template <int WARPS, int TEAMS>
+template <int WARPS>
 MSA_DEVICE void select_by_team(const SelectArguments& p) {
-  __shared__ TeamScratch<WARPS> scratch[TEAMS];
+  __shared__ TeamScratch<WARPS> scratch;
   constexpr int MOST = WARPS * BLOCKS_PER_WARP;
-  const int lane = threadIdx.x & 31, block_warp = __shfl_sync(FULL_WARP, threadIdx.x >> 5, 0), warp = block_warp % WARPS, team = block_warp / WARPS;
-  const uint32_t item = blockIdx.x * TEAMS + team, list = item % p.lists, sequence = item / p.lists;
+  const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL_WARP, threadIdx.x >> 5, 0);
+  const uint32_t list = blockIdx.x % p.lists, sequence = blockIdx.x / p.lists;
   const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
   // Within a run the kernel before this one released it after its own wait, so what describes the batch is there.
-  Request request = {0, 0, 0};
-  // The last block may have more teams than there are lists left.
-  const bool is_there = request_id < (int)p.batch.requests;
-  if (!p.batch.own_status && is_there) request = load_request(p.batch, request_id, false);
+  Request request;
+  if (!p.batch.own_status) request = load_request(p.batch, request_id, false);
   wait_for_predecessor();
   float v[8];
   auto scores_of = [&](uint32_t row) { return (const float*)(p.scores + (uint64_t)row * p.scores_row + (uint64_t)list * p.scores_head); };
@@ -240,18 +238,17 @@ MSA_DEVICE void select_by_team(const SelectArguments& p) {
   const bool guesses = sequence < p.batch.rows;
   if (guesses) load(scores_of(sequence), (int)min(p.blocks, (uint32_t)MOST));
   if (p.batch.own_status) {
-    if (is_there) request = load_request(p.batch, request_id, false);
+    request = load_request(p.batch, request_id, false);
     begin(p.batch);
   }
   // Whether there is something to report is looked into only for requests that seem empty.
-  const bool is_first = warp == 0 && lane == 0;
-  if (is_there && list == 0 && i_row == 0 && is_first && request.rows == 0) load_request(p.batch, request_id, true);
+  if (list == 0 && i_row == 0 && threadIdx.x == 0 && request.rows == 0) load_request(p.batch, request_id, true);
   release_successor();
   if (i_row >= request.rows) return;
   const int row = request.first_row + i_row;
   int n = (visible_tokens(p.batch, request, i_row) + BLOCK - 1) / BLOCK;
   if (n > (int)min(p.blocks, (uint32_t)MOST)) {
-    if (is_first) raise(p.batch, STATUS_LENGTH);
+    if (threadIdx.x == 0) raise(p.batch, STATUS_LENGTH);
     n = 0;
   }
   const float* scores = scores_of(row);
@@ -263,14 +260,13 @@ MSA_DEVICE void select_by_team(const SelectArguments& p) {
       if (BLOCKS_PER_WARP * warp + 32 * i + lane >= n) v[i] = NAN;
   }
   int32_t* out = (int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list);
-  team_select({scores, n, (int)p.k, (int)p.init_blocks, (int)p.local_blocks, out}, v, scratch[team], 1 + team, warp, lane);
+  team_select({scores, n, (int)p.k, (int)p.init_blocks, (int)p.local_blocks, out}, v, scratch, warp, lane);
 }
 
 }  // namespace msa
 
-extern "C" __global__ __launch_bounds__(128) void select_by_four(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team<4, 1>(p); }
-extern "C" __global__ __launch_bounds__(512) void select_four_by_four(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team<4, 4>(p); }
-extern "C" __global__ __launch_bounds__(512) void select_by_sixteen(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team<16, 1>(p); }
+extern "C" __global__ __launch_bounds__(128) void select_by_four(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team<4>(p); }
+extern "C" __global__ __launch_bounds__(512) void select_by_sixteen(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team<16>(p); }
 extern "C" __global__ __launch_bounds__(256) void select_small(const __grid_constant__ msa::SelectArguments p) { msa::select_row<256, 4>(p); }
 extern "C" __global__ __launch_bounds__(512) void select_medium(const __grid_constant__ msa::SelectArguments p) { msa::select_row<512, 8>(p); }
 extern "C" __global__ __launch_bounds__(1024) void select_large(const __grid_constant__ msa::SelectArguments p) { msa::select_row<1024, 8>(p); }

@@ -75,28 +75,16 @@ fn is_usual(op: &Select) -> bool {
     plain && slots <= 32 && forced <= slots
 }
 
-/// A selection kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SelectChoice {
-    /// Symbol.
-    pub(crate) symbol: &'static str,
-    /// Lists that a block selects.
-    pub(crate) lists: u32,
-}
-
-/// The selection kernel for `lists` lists of rows of at most `blocks` blocks. Teams of four and of sixteen warps keep 256 scores a
-/// warp in registers; there are several in a block where lists outnumber the SMs, so that fewer blocks are launched. Of the other
-/// kernels the first keeps 1,024 keys, the second 4,096.
-pub(crate) fn select_choice(op: &Select, blocks: u64, lists: u64, units: u32) -> SelectChoice {
-    let (symbol, lists) = match blocks {
-        0..=1024 if is_usual(op) && lists > u64::from(units) => ("select_four_by_four", 4),
-        0..=1024 if is_usual(op) => ("select_by_four", 1),
-        0..=4096 if is_usual(op) => ("select_by_sixteen", 1),
-        0..=1024 => ("select_small", 1),
-        1025..=4096 => ("select_medium", 1),
-        _ => ("select_large", 1),
-    };
-    SelectChoice { symbol, lists }
+/// The selection kernel for rows of at most `blocks` blocks. Teams of four and of sixteen warps keep 256 scores a warp in
+/// registers; of the others the first keeps 1,024 keys, the second 4,096.
+pub(crate) fn select_symbol(op: &Select, blocks: u64) -> &'static str {
+    match blocks {
+        0..=1024 if is_usual(op) => "select_by_four",
+        0..=4096 if is_usual(op) => "select_by_sixteen",
+        0..=1024 => "select_small",
+        1025..=4096 => "select_medium",
+        _ => "select_large",
+    }
 }
 
 /// One block of threads for each of `per_row` items of every row that the bounds allow.
@@ -246,12 +234,9 @@ mod tests {
     #[test]
     fn teams_of_warps_select_what_is_usual() {
         let plain = Select::default();
-        let symbols =
-            [0, 1024, 1025, 4096, 4097].map(|blocks| select_choice(&plain, blocks, 132, 132).symbol);
+        let symbols = [0, 1024, 1025, 4096, 4097].map(|blocks| select_symbol(&plain, blocks));
         let (four, sixteen) = ("select_by_four", "select_by_sixteen");
         assert_eq!(symbols, [four, four, sixteen, sixteen, "select_large"]);
-        let many = SelectChoice { symbol: "select_four_by_four", lists: 4 };
-        assert_eq!(select_choice(&plain, 1024, 133, 132), many);
         type Change = fn(&mut Select);
         let others: [Change; 5] = [
             |op| op.order = SelectOrder::ScoreThenOwn,
@@ -263,7 +248,7 @@ mod tests {
         for change in others {
             let mut op = plain.clone();
             change(&mut op);
-            let symbols = [1024, 1025].map(|blocks| select_choice(&op, blocks, 999, 132).symbol);
+            let symbols = [1024, 1025].map(|blocks| select_symbol(&op, blocks));
             assert_eq!(symbols, ["select_small", "select_medium"], "{op:?}");
         }
     }

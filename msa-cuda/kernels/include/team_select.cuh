@@ -198,9 +198,9 @@ MSA_DEVICE float raised_bound(const Selection& s, float bound, int lane) {
   return score_of(low);
 }
 
-// By all warps of a team, which meet at `barrier`; `v` are the scores of this lane, NaN where there is no block.
+// By all warps of a block of threads; `v` are the scores of this lane, NaN where there is no block.
 template <int WARPS>
-MSA_DEVICE void team_select(const Selection& s, const float (&v)[8], TeamScratch<WARPS>& scratch, int barrier, int warp, int lane) {
+MSA_DEVICE void team_select(const Selection& s, const float (&v)[8], TeamScratch<WARPS>& scratch, int warp, int lane) {
   using Blocks = Set<WARPS * BLOCKS_PER_WARP / 1024>;
   if (s.n <= s.k) {
     if (warp == 0 && lane < s.k) s.out[lane] = lane < s.n ? lane : -1;
@@ -211,7 +211,7 @@ MSA_DEVICE void team_select(const Selection& s, const float (&v)[8], TeamScratch
 #pragma unroll
   for (int i = 0; i < 8; i++) most = fmaxf(most, v[i]);
   scratch.maxima[warp][lane] = most;
-  named_barrier(barrier, 32 * WARPS);
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < WARPS; i++) most = fmaxf(most, scratch.maxima[i][lane]);
   scratch.groups[warp][lane] = most;
@@ -230,7 +230,7 @@ MSA_DEVICE void team_select(const Selection& s, const float (&v)[8], TeamScratch
       *(uint4*)(scratch.above + 8 * warp + i) = make_uint4(above[0], above[1], above[2], above[3]);
     }
   }
-  named_barrier(barrier, 32 * WARPS);
+  __syncthreads();
   if (warp > 0) return;
 
   const Blocks forced = Blocks::range(0, s.init_blocks, lane) | Blocks::range(s.tail(), s.n, lane);

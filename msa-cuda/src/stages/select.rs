@@ -25,12 +25,9 @@ impl SelectStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
         let lengths = plan.lengths()?;
         let blocks = op.geometry.blocks(lengths.max_kv_len().into());
-        let mut grid = launch::row_grid(&lengths, op.lists(), 1)?;
-        let choice = launch::select_choice(op, blocks, grid.x.into(), plan.traits.units);
-        grid.x = grid.x.div_ceil(choice.lists);
         Ok(Self {
-            function: context.function(&image(plan), choice.symbol)?,
-            grid,
+            function: context.function(&image(plan), launch::select_symbol(op, blocks))?,
+            grid: launch::row_grid(&lengths, op.lists(), 1)?,
             batch: BatchPlan::new(context, &lengths)?,
             op: op.clone(),
         })
