@@ -65,22 +65,24 @@ pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
     lengths.requests().iter().map(|r| plan.op.geometry().blocks(r.kv_len.into())).sum()
 }
 
-/// Whether a team of warps selects: what `team_select.cuh` is written for.
-fn is_usual(op: &Select) -> bool {
+/// Most lists that teams of warps select: what was measured.
+const MOST_TEAMS: u64 = 512;
+
+/// Whether a team of warps selects `lists` lists of rows of at most `blocks` blocks: what `warp_select.cuh` is written for.
+fn selects_by_team(op: &Select, blocks: u64, lists: u64) -> bool {
     let plain = op.grouping == Grouping::PerHead
         && op.order == SelectOrder::Ascending
         && op.nan_rule == NanRule::Lowest;
     let (slots, forced) =
         (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
-    plain && slots <= 32 && forced <= slots
+    plain && blocks <= 1024 && lists <= MOST_TEAMS && slots <= 32 && forced <= slots
 }
 
-/// The selection kernel for rows of at most `blocks` blocks. Teams of four and of sixteen warps keep 256 scores a warp in
-/// registers; of the others the first keeps 1,024 keys, the second 4,096.
-pub(crate) fn select_symbol(op: &Select, blocks: u64) -> &'static str {
+/// The selection kernel for `lists` lists of rows of at most `blocks` blocks. Where a team of four warps does not do, the first
+/// keeps 1,024 keys in registers, the second 4,096.
+pub(crate) fn select_symbol(op: &Select, blocks: u64, lists: u64) -> &'static str {
     match blocks {
-        0..=1024 if is_usual(op) => "select_by_four",
-        0..=4096 if is_usual(op) => "select_by_sixteen",
+        _ if selects_by_team(op, blocks, lists) => "select_by_four",
         0..=1024 => "select_small",
         1025..=4096 => "select_medium",
         _ => "select_large",
@@ -232,11 +234,12 @@ mod tests {
     }
 
     #[test]
-    fn teams_of_warps_select_what_is_usual() {
+    fn teams_of_warps_select_few_lists_of_the_usual_kind() {
         let plain = Select::default();
-        let symbols = [0, 1024, 1025, 4096, 4097].map(|blocks| select_symbol(&plain, blocks));
-        let (four, sixteen) = ("select_by_four", "select_by_sixteen");
-        assert_eq!(symbols, [four, four, sixteen, sixteen, "select_large"]);
+        let symbols = [0, 1024, 1025, 4096, 4097].map(|blocks| select_symbol(&plain, blocks, 512));
+        let (four, medium) = ("select_by_four", "select_medium");
+        assert_eq!(symbols, [four, four, medium, medium, "select_large"]);
+        assert_eq!(select_symbol(&plain, 1024, 513), "select_small");
         type Change = fn(&mut Select);
         let others: [Change; 5] = [
             |op| op.order = SelectOrder::ScoreThenOwn,
@@ -248,8 +251,7 @@ mod tests {
         for change in others {
             let mut op = plain.clone();
             change(&mut op);
-            let symbols = [1024, 1025].map(|blocks| select_symbol(&op, blocks));
-            assert_eq!(symbols, ["select_small", "select_medium"], "{op:?}");
+            assert_eq!(select_symbol(&op, 1024, 4), "select_small", "{op:?}");
         }
     }
 
