@@ -26,7 +26,7 @@ impl SelectStage {
         let lengths = plan.lengths()?;
         let blocks = op.geometry.blocks(lengths.max_kv_len().into());
         let grid = launch::row_grid(&lengths, op.lists(), 1)?;
-        let symbol = launch::select_symbol(op, blocks, grid.x.into());
+        let symbol = launch::select_symbol(op, blocks, grid.x.into(), lengths.max_query_len());
         Ok(Self {
             function: context.function(&image(plan), symbol)?,
             grid,
