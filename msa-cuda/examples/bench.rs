@@ -1,13 +1,15 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [split] [checked] [only=NAME ...]`. Prints microseconds for B = 1, 8, 32
-//! and 128 requests: index scoring with and without selection, and sparse decode; with `step` the composite, and its stages as
-//! operations of their own; with `append` that alone; with `split` the bytes a second of index scoring beside those of a copy, few
-//! requests; with `checked` under checked plans. Index scoring is of several contexts and rows; `quick` and `rows=N` leave 128K
-//! tokens with one or N rows.
+//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [select] [split] [checked] [only=NAME ...]`. Prints microseconds for B =
+//! 1, 8, 32 and 128 requests: index scoring with and without selection, and sparse decode; with `step` the composite, and its stages
+//! as operations of their own; with `append` or `select` that alone; with `split` the bytes a second of index scoring beside those of
+//! a copy, few requests; with `checked` under checked plans. Index scoring is of several contexts and rows; `quick` and `rows=N`
+//! leave 128K tokens with one or N rows.
 
 #[path = "bench/append.rs"]
 mod append;
+#[path = "bench/select.rs"]
+mod select;
 #[path = "bench/sparse.rs"]
 mod sparse;
 #[path = "bench/split.rs"]
@@ -42,9 +44,12 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let named = |what: &str| std::env::args().any(|a| a == what);
-    let rest = !["append", "step", "index", "sparse", "split"].into_iter().any(named);
+    let rest = !["append", "select", "step", "index", "sparse", "split"].into_iter().any(named);
     if named("append") {
         append::run(&Bench::new(&*device, 0)?)?;
+    }
+    if named("select") {
+        select::run(&Bench::new(&*device, 0)?)?;
     }
     if !rest && !["step", "index", "sparse", "split"].into_iter().any(named) {
         return Ok(());
@@ -87,7 +92,7 @@ fn index_rows(bench: &Bench<'_>, only_rows: Option<u64>) -> Result<()> {
             let mut line = format!("index {name:15} {:4}K q {rows}:", context / 1024);
             for requests in REQUESTS {
                 let times = bench.index(&op, requests, rows, context)?;
-                line += &format!("  {:7.1} +sel {:7.1}", times.0, times.1);
+                line += &format!("  {:7.2} +sel {:7.2}", times.0, times.1);
             }
             println!("{line}");
         }

@@ -230,6 +230,11 @@ impl Case {
             let rows = if random.chance(15) { random.below(q + 1) } else { q };
             lengths.push((rows as u32, tokens as u32));
         }
+        Self::of_lengths(random, op, q, lengths)
+    }
+
+    /// A case of requests of these rows, `q` at most, and tokens.
+    pub(crate) fn of_lengths(random: &mut Random, op: Op, q: u64, lengths: Vec<(u32, u32)>) -> Self {
         let slack = random.below(2) as u32;
         let bounds = lengths
             .iter()
@@ -277,6 +282,16 @@ impl Case {
             self.add_table(random);
         }
         rows
+    }
+
+    /// A table of few pages, so that many blocks score alike.
+    pub(crate) fn repeat_pages(&mut self, random: &mut Random) {
+        let few = 1 + random.below(self.pages.min(20));
+        for input in self.inputs.iter_mut().filter(|input| input.role == Role::BlockTable) {
+            for id in input.bytes.as_chunks_mut::<4>().0 {
+                *id = (random.below(few) as i32).to_le_bytes();
+            }
+        }
     }
 
     pub(crate) fn add_table(&mut self, random: &mut Random) {
@@ -348,7 +363,7 @@ impl Case {
     }
 
     pub(crate) fn random_scores(&self, random: &mut Random, lists: u64, blocks: u64) -> Vec<u8> {
-        let style = random.below(6);
+        let style = random.below(8);
         let nan = self.special == "nan";
         let mut bytes = Vec::with_capacity((lists * blocks * 4) as usize);
         for _ in 0..lists {
@@ -371,6 +386,9 @@ impl Case {
                             f32::NEG_INFINITY
                         }
                     }
+                    5 => random.pick(&[f32::INFINITY, f32::NEG_INFINITY, 0.0, 1.0]),
+                    // The best of a row stand 32 blocks apart.
+                    6 if block % 32 == 7 => 9.0 + random.normal(),
                     _ => random.normal(),
                 };
                 let value = if nan && random.chance(3) { f32::NAN } else { value };

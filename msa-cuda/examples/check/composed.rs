@@ -89,10 +89,13 @@ impl Case {
 
     pub(crate) fn step(random: &mut Random, geometry: Geometry) -> Self {
         let op = random_step(random, geometry);
-        let mut case = Self::empty(random, Op::Step(op.clone()), 60);
+        let mut case = Self::step_lengths(random, Op::Step(op.clone()));
         case.options.splits =
             random.pick(&[None, None, None, Some(1), Some(3)]).filter(|&s| s <= geometry.top_k);
         let rows = case.add_batch(random, true);
+        if !op.appends && random.chance(30) {
+            case.repeat_pages(random);
+        }
         if op.appends {
             case.add_new_tokens(random, &op.append, rows);
         } else {
@@ -114,6 +117,28 @@ impl Case {
         case.layout = random.pick(&[Layout::Planar, Layout::HeadSlot, Layout::SglangRow, Layout::BlockOuter]);
         case.fill_step(random);
         case
+    }
+
+    /// Mostly few and short requests; long ones, and many of which most are empty, for what scoring kernels select.
+    fn step_lengths(random: &mut Random, op: Op) -> Self {
+        match random.below(30) {
+            0 => {
+                let q = random.pick(&[1, 1, 1, 2]);
+                let lengths = (0..1 + random.below(2)).map(|_| (q as u32, random.below(1030 * 128) as u32));
+                let lengths = lengths.collect();
+                Self::of_lengths(random, op, q, lengths)
+            }
+            1 => {
+                let empty = random.pick(&[80, 90, 97]);
+                let lengths = (0..100 + random.below(950)).map(|_| {
+                    let tokens = if random.chance(empty) { 0 } else { random.below(300) };
+                    (u32::from(random.chance(90)), tokens as u32)
+                });
+                let lengths = lengths.collect();
+                Self::of_lengths(random, op, 1, lengths)
+            }
+            _ => Self::empty(random, op, 60),
+        }
     }
 
     /// Sources, slots, positions and tables of a step that appends.
@@ -227,7 +252,14 @@ fn random_step(random: &mut Random, geometry: Geometry) -> Step {
             dequantise: Dequantise::E4m3,
             ..IndexScore::default()
         },
-        select: Select { geometry, grouping, init_blocks, ..Select::default() },
+        select: Select {
+            geometry,
+            grouping,
+            init_blocks,
+            local_blocks: random.pick(&[1, 1, 1, 2, 4]).min(geometry.top_k),
+            order: random.pick(&[SelectOrder::Ascending, SelectOrder::Ascending, SelectOrder::ScoreThenOwn]),
+            ..Select::default()
+        },
         attention: Attention {
             geometry,
             query,

@@ -15,7 +15,7 @@ use msa_core::error::{Error, Result};
 use msa_core::format::dequant::dequantise_e4m3;
 use msa_core::format::{E2m1, E4m3};
 use msa_core::geometry::Grouping;
-use msa_core::op::{Op, ScorePrecision, Step};
+use msa_core::op::{Op, ScorePrecision, Select, Step};
 use msa_core::plan::Plan;
 use msa_core::tensor::DType;
 use msa_ref::spec::bound::UNIT;
@@ -70,7 +70,7 @@ pub(crate) fn run(device: &dyn Device, plan: &dyn Fn(&Case) -> Result<Plan>, amo
 fn plain_step(mut case: Case) -> Option<Case> {
     let Op::Step(op) = &mut case.op else { return None };
     op.index.precision = ScorePrecision::Faithful;
-    op.select.init_blocks = 0;
+    op.select = Select { geometry: op.select.geometry, grouping: op.select.grouping, ..Select::default() };
     if op.appends {
         return None;
     }

@@ -25,9 +25,11 @@ impl SelectStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
         let lengths = plan.lengths()?;
         let blocks = op.geometry.blocks(lengths.max_kv_len().into());
+        let grid = launch::row_grid(&lengths, op.lists(), 1)?;
+        let symbol = launch::select_symbol(op, blocks, grid.x.into(), lengths.max_query_len());
         Ok(Self {
-            function: context.function(&image(plan), launch::select_symbol(blocks))?,
-            grid: launch::row_grid(&lengths, op.lists(), 1)?,
+            function: context.function(&image(plan), symbol)?,
+            grid,
             batch: BatchPlan::new(context, &lengths)?,
             op: op.clone(),
         })

@@ -138,7 +138,7 @@ fn the_error_of_a_kernel_comes_back_from_the_next_call_and_stays() {
     Driver::of("9.0,9.0,9.0").run(&test_name!(), || {
         let backend = msa_cuda::backend();
         let healthy = backend.open(2).unwrap();
-        for (ordinal, line, kernel) in [(0, DECODE, "sparse_decode_pair"), (1, SELECT, "select_small")] {
+        for (ordinal, line, kernel) in [(0, DECODE, "sparse_decode_pair"), (1, SELECT, "select_by_four")] {
             failing_kernel(&backend.open(ordinal).unwrap(), line, kernel);
             // The other devices and the list of devices are as before.
             assert_eq!(backend.devices().unwrap().len(), 3);
