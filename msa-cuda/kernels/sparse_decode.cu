@@ -17,6 +17,14 @@ namespace msa {
 // Largest sum of a quad that leaves the references as they are: eight weights, so that every P is below the largest f16.
 constexpr float LAG_LIMIT = 32768.f;
 
+// msa_core::arithmetic::is_far and what follows from it: exponents are differences of what is rounded alike.
+constexpr float FAR_REFERENCE = 268435456.f;
+MSA_DEVICE bool is_far(float reference) { return fabsf(reference) >= FAR_REFERENCE && fabsf(reference) < INFINITY; }
+MSA_DEVICE float far_exponent(float score, float c, float reference) {
+  const float below = __fadd_rn(__fmul_rn(score, c), -reference);
+  return below < 0.f ? -INFINITY : below;
+}
+
 template <Cache C, Mma S, Mma V, int PARTS, int RING>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
@@ -176,7 +184,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       }
     }
   };
-  // Raises the references of all heads to the maxima of their scores.
+  bool any_far = false;  // of the warp's references
+  // Raises the references of all heads to the maxima of their scores. Against a far one, scores become exponents here.
   auto raise_references = [&]() {
     float n0 = -INFINITY, n1 = -INFINITY;
 #pragma unroll
@@ -189,6 +198,14 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     n0 = __fmul_rn(n0, c), n1 = __fmul_rn(n1, c);
     const float a0 = n0 > m0 ? exp2_approx(__fadd_rn(m0, -n0)) : 1.f, a1 = n1 > m1 ? exp2_approx(__fadd_rn(m1, -n1)) : 1.f;
     m0 = n0 > m0 ? n0 : m0, m1 = n1 > m1 ? n1 : m1;
+    any_far = __any_sync(FULL_WARP, is_far(m0) || is_far(m1));
+    if (any_far) {
+#pragma unroll
+      for (int x = 0; x < 4; x++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          if (is_far(j < 2 ? m0 : m1)) s[x][j] = far_exponent(s[x][j], c, j < 2 ? m0 : m1);
+    }
     l0 = __fmul_rn(l0, a0), l1 = __fmul_rn(l1, a1);
 #pragma unroll
     for (int j = 0; j < 16; j++) {
@@ -196,13 +213,16 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       o[j][2] = __fmul_rn(o[j][2], a1), o[j][3] = __fmul_rn(o[j][3], a1);
     }
   };
-  // P against the references, which are raised only if a quad's sum of some head passes the limit or is no number: as at the
-  // first block, when they are -inf.
+  // P against the references, which are raised only if a quad's sum of some head passes the limit or is no number, as at the
+  // first block, when they are -inf, or if one is far.
   auto weigh = [&](bool raised, uint32_t (&pa)[4][2]) {
 #pragma unroll 1
     for (;;) {
-      if (raised) raise_references();
-      const float k0 = raised && m0 == -INFINITY ? 0.f : -m0, k1 = raised && m1 == -INFINITY ? 0.f : -m1;
+      float k0 = -m0, k1 = -m1;
+      if (raised) {
+        raise_references();
+        k0 = m0 == -INFINITY || is_far(m0) ? 0.f : -m0, k1 = m1 == -INFINITY || is_far(m1) ? 0.f : -m1;
+      }
       float t0, t1;
 #pragma unroll
       for (int x = 0; x < 4; x++) {
@@ -306,7 +326,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
           if (16 * (x >> 1) + 4 * q + 2 * (x & 1) + j >= shown) s[x][j] = s[x][2 + j] = -INFINITY;
     }
     uint32_t pa[4][2];
-    weigh(i == 0, pa);
+    weigh(i == 0 || any_far, pa);
     copies_wait<PENDING>();
     __syncwarp();
     if (shown < 32) {
