@@ -102,10 +102,10 @@ pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice
     }
 }
 
-/// Shared memory through which the blocks of a cluster exchange `parts` parts each: 16 heads of 128 f32, m and l. A block
-/// on its own does without.
+/// Shared memory through which the blocks of a cluster exchange `parts` parts each: 16 heads of 128 f32, m and l, and a
+/// barrier. A block on its own does without.
 pub(crate) const fn exchange_bytes(parts: u32) -> u32 {
-    parts * 16 * (128 * 4 + 8)
+    parts * 16 * (128 * 4 + 8) + 16
 }
 
 /// One warp for each of `per_row` items of every row that the bounds allow, four to a block.
