@@ -45,17 +45,18 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
   const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
   const bool in_cluster = blocks > 1 && !p.combine_in_workspace;
-#ifdef TOUCH
-  // Parameters that are used after the wait, one of each line of 64 bytes: they come to the constant cache while there is time.
-  {
-    auto touch = [&](auto parameter) { store_shared_32(s_query + lane * 4, (uint32_t)(uint64_t)parameter); };
-    touch(p.batch.query_offsets), touch(p.key.address), touch(p.value.head_stride), touch(p.value_scale.address), touch(p.output);
-    touch(p.indices), touch(p.partial_states), touch(p.output_type);
-  }
-#endif
   if constexpr (C == Cache::NVFP4) {
     if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
     ValueCodes::fill(s_value_table, tid, L::THREADS, false);
+  }
+  if (in_cluster) {
+    if (tid == 0) {  // what will be received: all parts of this block's heads
+      barrier_init(base + L::BARRIER, 1);
+      barrier_init_fence();
+      barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
+    }
+    __syncwarp();
+    cluster_arrive_begun();
   }
   // The plan's tables are never written.
   const uint2 part = p.parts[request_id * p.splits + split], bound = ((const uint2*)p.batch.bounds)[request_id];
@@ -63,7 +64,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   // The kernel before this one in a run writes nothing but the ids. Offsets, ids and queries are loaded together, as if every
   // request before this one had all its rows; in a ragged batch ids and queries are loaded again.
   const bool begins = p.batch.own_status != 0;
-  if (begins) begin(p.batch);
+  if (begins) wait_for_predecessor();
+  const int3 said = read_request(p.batch, request_id);
   auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
   auto first_ids = [&](int row) { return w == 0 && half == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
   auto words = [&](int row, int h) -> uint4 {  // eight channels from 32q + 8w
@@ -77,28 +79,25 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   int first = begins ? first_ids(guess) : -1;
   uint4 low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
+  if (begins) {  // where one warp alone raises, it alone has to know that the status is clear
+    clear_own_status(p.batch.status, p.batch.own_status);
+    if constexpr (PARTS == 1) __syncwarp();
+    else __syncthreads();
+  }
   // Reported only after the wait: a kernel before this one may still be about to clear the status.
   const bool reports = list_group == 0 && i_row == 0 && rank == 0 && tid == 0;
-  const Request request = load_request(p.batch, request_id, bound, begins && reports);
+  const Request request = check_request(p.batch, said, bound, begins && reports);
   const bool idle = i_row >= request.rows;
   int row = idle ? guess : request.first_row + i_row;
   if (row != guess) low = words(row, r), high = words(row, r + 8);
   if (!begins) {
-    begin(p.batch);
-    if (reports) load_request(p.batch, request_id, bound, true);
+    wait_for_predecessor();
+    if (reports) check_request(p.batch, said, bound, true);
   }
   if (idle) {
     release_successor();
+    if (in_cluster) cluster_wait();
     return;  // the whole cluster
-  }
-  if (in_cluster) {
-    if (tid == 0) {  // what will be received: all parts of this block's heads
-      barrier_init(base + L::BARRIER, 1);
-      barrier_init_fence();
-      barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
-    }
-    __syncwarp();
-    cluster_arrive_begun();
   }
   if (row != guess || !begins) first = first_ids(row);
   if (w == 0 && half == 0) {
@@ -167,6 +166,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     store_shared_128(s_query + (2 * w + 1) * 512 + lane * 16, make_uint4(low.z, high.z, low.w, high.w));
   }
   const float c = binary_scale(__fmul_rn(__fmul_rn(p.softmax_scale, query_factor), key_factor));
+  if (in_cluster) cluster_wait();  // all blocks have begun: they may be stored to
   __syncthreads();
 
   constexpr int TILES = 4 / HALVES, COLUMNS = 16 / HALVES;  // of a warp: n8 tiles of tokens, and of channels
@@ -498,7 +498,6 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const uint32_t s_received = base + (in_cluster ? L::RECEIVED : 0);
   const uint32_t s_received_states = base + (in_cluster ? L::RECEIVED_STATES : PARTS * GROUP * 512);
   if (in_cluster) {
-    cluster_wait();  // all blocks have begun
     const uint32_t received = map_shared_rank(s_received + to * 512, owner), barrier = map_shared_rank(base + L::BARRIER, owner);
 #pragma unroll
     for (int x = 0; x < 32 / PIECES; x++) store_async_128(received + (PIECES * x + piece) * 16, acc[x], barrier);

@@ -28,13 +28,14 @@ MSA_DEVICE void load_slots(const DecodeArguments& p, const Request& request, int
     const uint32_t slot = base + lane;
     const int id = base == 0 ? first : slot < p.k ? ids[slot] : -1;
     const bool mine = slot >= part.x && slot < part.y && id >= 0 && id <= own;
-    int64_t page = mine ? physical_page(p.batch, request_id, id) : -1;
+    const int32_t entry = mine ? load_page_id(p.batch, request_id, id) : 0;  // not waited for yet
     const bool twice = stands_twice(id, before, base == 0, lane);
     before = id;
     if (report) {
       if (id < -1 || (id >= 0 && (int64_t)id * BLOCK >= request.tokens)) raise(p.batch, STATUS_BLOCK);
       if (id >= 0 && twice) raise(p.batch, STATUS_DUPLICATE);
     }
+    int64_t page = mine ? check_page(p.batch, entry) : -1;
     if (twice) page = -1;
     const uint32_t valid = __ballot_sync(FULL_WARP, page >= 0);
     if (page >= 0) {
