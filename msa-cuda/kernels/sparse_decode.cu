@@ -512,7 +512,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (piece == 0) store_shared_64(s_received_states + to * 8, make_uint2(__float_as_uint(most), __float_as_uint(sum)));
     __syncthreads();
   }
-  for (int local = warp; local < heads; local += L::THREADS / 32) {  // a warp a head, four channels a lane; a lane a weight
+  for (int local = tid >> 5; local < heads; local += L::THREADS / 32) {  // a warp a head, four channels a lane; a lane a weight
     const int head = rank * heads + local;
     if (head >= (int)p.group_heads) continue;
     uint2 ml = make_uint2(__float_as_uint(-INFINITY), 0);
@@ -542,7 +542,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #define MSA_BLOCKS(n) (n)
 #endif
 
-// A kernel that takes `parts` parts of a row a block, with `ring` stages of K and of V a warp.
+// A kernel that takes `parts` parts of a row a block, with `halves` warps to a share of 32 tokens and `ring` stages of K and of V.
 #define MSA_KERNEL(symbol, parts, halves, ring)                                                                                    \
   static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, halves, ring>::SHARED == symbol##_SHARED,             \
                 "images.toml: shared bytes of " #symbol);                                                                    \
@@ -551,8 +551,11 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES, parts, halves, ring>(p);                   \
   }
 
+// Those of msa_core::plan::DecodeBlocks.
 MSA_KERNEL(sparse_decode, 1, 1, MSA_RING)
-MSA_KERNEL(sparse_decode_few, 1, 2, MSA_RING_FEW)
+MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE)
+MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW)
 MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR)
+MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR)
 
 extern "C" __global__ __launch_bounds__(128) void combine_parts(const __grid_constant__ msa::DecodeArguments p) { msa::combine_parts(p); }

@@ -3,7 +3,7 @@
 use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
 use msa_core::lengths::Lengths;
-use msa_core::plan::Plan;
+use msa_core::plan::{DecodeBlocks, Plan};
 
 use crate::context::Grid;
 use crate::images::Kernel;
@@ -81,24 +81,15 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
-/// A kernel of sparse decode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DecodeChoice {
-    /// Symbol.
-    pub(crate) symbol: &'static str,
-    /// Parts of a row that one block works on.
-    pub(crate) parts: u32,
-}
-
-/// The decode kernel for `items` (row, group) pairs in `splits` parts. Two parts a block as soon as blocks of one would
-/// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. Where an SM has one block, the kernel with
-/// more registers and a deeper ring. A combination through the workspace is not made for pairs.
-pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice {
-    let crowded = items * u64::from(splits) > u64::from(units);
-    match splits {
-        2..=MAX_CLUSTER if crowded => DecodeChoice { symbol: "sparse_decode_pair", parts: 2 },
-        _ if crowded => DecodeChoice { symbol: "sparse_decode", parts: 1 },
-        _ => DecodeChoice { symbol: "sparse_decode_few", parts: 1 },
+/// The kernel of sparse decode for what the plan gives a block of threads.
+pub(crate) fn decode_symbol(blocks: DecodeBlocks) -> Option<&'static str> {
+    match blocks {
+        DecodeBlocks::None => None,
+        DecodeBlocks::Full => Some("sparse_decode"),
+        DecodeBlocks::Few => Some("sparse_decode_few"),
+        DecodeBlocks::Lone => Some("sparse_decode_lone"),
+        DecodeBlocks::Pair => Some("sparse_decode_pair"),
+        DecodeBlocks::FewPair => Some("sparse_decode_few_pair"),
     }
 }
 
@@ -282,16 +273,6 @@ mod tests {
             assert!(winner_entries(rows) * WINNER_BYTES <= 64 * rows && winner_entries(rows) >= 2 * rows);
             assert!(append_rows(winner_entries(rows) * WINNER_BYTES, 1) >= rows);
         }
-    }
-
-    #[test]
-    fn parts_are_paired_where_blocks_outnumber_units() {
-        let symbol = |items, splits| decode_choice(items, splits, 132).symbol;
-        assert_eq!(symbol(4, 16), "sparse_decode_few");
-        assert_eq!(symbol(32, 4), "sparse_decode_few");
-        assert_eq!(symbol(32, 8), "sparse_decode_pair");
-        assert_eq!(symbol(512, 1), "sparse_decode");
-        assert_eq!(symbol(512, 32), "sparse_decode");
     }
 
     #[test]
