@@ -53,7 +53,7 @@ fn run() -> Result<()> {
         index_rows(&bench, named("quick"))?;
     }
     if named("sparse") || rest {
-        sparse::run(&bench)?;
+        sparse::run(&bench, named("quick"))?;
     }
     Ok(())
 }

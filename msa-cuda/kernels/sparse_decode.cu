@@ -49,9 +49,14 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
     ValueCodes::fill(s_value_table, tid, L::THREADS, false);
   }
+  // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
+  // an entry alone is as fast.)
+  const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
+  const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
     if (tid == 0) {  // what will be received: all parts of this block's heads
       barrier_init(base + L::BARRIER, 1);
+      barrier_init(s_table_there, 1);
       barrier_init_fence();
       barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
     }
@@ -65,6 +70,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   // request before this one had all its rows; in a ragged batch ids and queries are loaded again.
   const bool begins = p.batch.own_status != 0;
   if (begins) wait_for_predecessor();
+  if (cached > 0 && tid == 0) {
+    barrier_expect(s_table_there, cached * 4);
+    bulk_copy(s_table, (const uint8_t*)(p.batch.block_table + (uint64_t)request_id * p.batch.table_stride), cached * 4, s_table_there);
+  }
   const int3 said = read_request(p.batch, request_id);
   auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
   auto first_ids = [&](int row) { return w == 0 && half == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
@@ -96,13 +105,15 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   if (idle) {
     release_successor();
+    if (cached > 0) barrier_wait(s_table_there, 0);
     if (in_cluster) cluster_wait();
     return;  // the whole cluster
   }
   if (row != guess || !begins) first = first_ids(row);
   if (w == 0 && half == 0) {
     const int visible = visible_tokens(p.batch, request, i_row);
-    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_slots, lane, warp == 0 && rank == 0);
+    if (cached > 0) barrier_wait(s_table_there, 0);
+    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_table, cached, s_slots, lane, warp == 0 && rank == 0);
     if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row | (part.x == part.y ? ABSENT : 0));
   }
   auto part_barrier = [&]() {

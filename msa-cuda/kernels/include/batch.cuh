@@ -72,11 +72,6 @@ MSA_DEVICE int64_t check_page(const Batch& batch, int32_t id) {
   return id == batch.null_page ? -1 : id;
 }
 
-// Physical page of a logical page, or -1 if it must not be read.
-MSA_DEVICE int64_t physical_page(const Batch& batch, int request, uint32_t page) {
-  return check_page(batch, load_page_id(batch, request, page));
-}
-
 MSA_DEVICE float scale_or_one(const float* scale) { return scale ? *scale : 1.0f; }
 
 }  // namespace msa
