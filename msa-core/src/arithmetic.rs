@@ -175,12 +175,25 @@ pub enum Reference {
     #[default]
     Running = 0,
     /// A reference that lags behind the maximum: it is raised to it, for all heads of a (row, list), only where the
-    /// sum of a quad of some head over one update exceeds `lag_limit` or is no number.
+    /// sum of a quad of some head over one update exceeds `lag_limit` or is no number, or while some head's is far
+    /// ([`is_far`]).
     Lagging = 1,
     /// The maximum of the block alone: every block is a state of its own.
     PerBlock = 2,
 }
 names!(Reference { Running = "running", Lagging = "lagging", PerBlock = "per_block" });
+
+/// Magnitude from which on a lagging reference, a score times c, is far. One ulp is 32 from here on: the rounding error of
+/// the reference, which `fma(S, c, -m)` keeps and which cancels as long as a power of two can hold it, is at most 8 below,
+/// so that no P comes near the largest f16 for its sake.
+pub const FAR_REFERENCE: f32 = 268_435_456.0;
+
+/// True for a finite reference of at least [`FAR_REFERENCE`]. Exponents against it are differences of what is rounded alike:
+/// `S * c - m`, and -inf where that is below 0 (it is -32 or less there). So equal scores have equal weights, however large
+/// they are.
+pub fn is_far(reference: f32) -> bool {
+    reference.is_finite() && reference.abs() >= FAR_REFERENCE
+}
 
 /// How the argument of the exponential is made from a score S, a reference m and `c = f32(scale * log2 e)`; a reference
 /// of -inf counts as 0.
@@ -193,7 +206,7 @@ pub enum Exponent {
     /// `fma(S, c, -(m * c))`, m being a score; P is scaled after the exponential.
     Fused = 1,
     /// `fma(S, c, -(m - f))`, m being a score times c and f the logarithm of P's scale, so that row sums and outputs are
-    /// scaled with P.
+    /// scaled with P. Against a far reference ([`is_far`]): see there, plus f.
     Scaled = 2,
 }
 names!(Exponent { Difference = "difference", Fused = "fused", Scaled = "scaled" });

@@ -26,7 +26,8 @@ mod workspace;
 
 pub use options::{PlanOptions, Schedule, ScheduleChoice};
 pub use parts::{
-    BlockPart, ContextParallel, PrefillPlan, RowWindow, Segment, SegmentWindow, SlotPart, WorkspaceRegion,
+    BlockPart, ContextParallel, DecodeBlocks, PrefillPlan, RowWindow, Segment, SegmentWindow, SlotPart,
+    WorkspaceRegion,
 };
 
 use derive::Derived;
@@ -79,6 +80,7 @@ pub fn plan(
         arithmetic,
         batch_invariant: derived.batch_invariant,
         slot_parts: derived.slot_parts,
+        decode_blocks: derived.decode_blocks,
         block_parts: derived.block_parts,
         prefill: derived.prefill,
         windows: derived.windows,
@@ -141,6 +143,8 @@ pub struct Plan {
     pub batch_invariant: bool,
     /// Decode: slots of each request, divided over parts.
     pub slot_parts: Vec<SlotPart>,
+    /// Decode: how blocks of threads take those parts.
+    pub decode_blocks: DecodeBlocks,
     /// Index scoring: blocks of each request, divided over parts.
     pub block_parts: Vec<BlockPart>,
     /// Prefill: segments, candidate schedules and their limits.
@@ -220,6 +224,7 @@ impl Node for Plan {
         self.arithmetic.visit(&name("arithmetic"), visitor)?;
         visitor.leaf(&name("batch_invariant"), &mut self.batch_invariant)?;
         text::visit_list(&mut self.slot_parts, &name("slot_parts"), visitor)?;
+        visitor.leaf(&name("decode_blocks"), &mut self.decode_blocks)?;
         text::visit_list(&mut self.block_parts, &name("block_parts"), visitor)?;
         self.prefill.visit(&name("prefill"), visitor)?;
         text::visit_list(&mut self.windows, &name("windows"), visitor)?;

@@ -66,7 +66,7 @@ fn run() -> Result<()> {
         index_rows(&bench, rows.or(named("quick").then_some(1)))?;
     }
     if named("sparse") || rest {
-        sparse::run(&bench)?;
+        sparse::run(&bench, named("quick"))?;
     }
     Ok(())
 }

@@ -17,17 +17,26 @@ namespace msa {
 // Largest sum of a quad that leaves the references as they are: eight weights, so that every P is below the largest f16.
 constexpr float LAG_LIMIT = 32768.f;
 
-template <Cache C, Mma S, Mma V, int PARTS, int RING>
+// msa_core::arithmetic::is_far and what follows from it: exponents are differences of what is rounded alike.
+constexpr float FAR_REFERENCE = 268435456.f;
+MSA_DEVICE bool is_far(float reference) { return fabsf(reference) >= FAR_REFERENCE && fabsf(reference) < INFINITY; }
+MSA_DEVICE float far_exponent(float score, float c, float reference) {
+  const float below = __fadd_rn(__fmul_rn(score, c), -reference);
+  return below < 0.f ? -INFINITY : below;
+}
+
+template <Cache C, Mma S, Mma V, int PARTS, int HALVES, int RING>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
-  using L = Shape<C, S, PARTS, RING>;
+  using L = Shape<C, S, PARTS, HALVES, RING>;
   using B = Bytes<C>;
   using KeyCodes = Nvfp4<L::KEY_TABLE>;
   using ValueCodes = Nvfp4<Table::E4M3>;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0), w = warp & 3, my_part = warp >> 2;
+  const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
+  const int half = HALVES == 1 ? 0 : warp & 1, share = HALVES == 1 ? warp : warp >> 1, w = share & 3, my_part = share >> 2;
   const int r = lane >> 2, q = lane & 3;
-  const uint32_t base = shared_address(shared), s_keys = base + warp * L::WARP_RING, s_values = s_keys + RING * B::STAGE;
+  const uint32_t base = shared_address(shared), s_keys = base + share * L::WARP_RING, s_values = s_keys + RING * B::STAGE;
   const uint32_t s_query = base + L::QUERY, s_key_table = base + (L::KEY_TABLE_BYTES ? L::KEY_TABLE_AT : L::VALUE_TABLE_AT);
   const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
 
@@ -40,17 +49,36 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
     ValueCodes::fill(s_value_table, tid, L::THREADS, false);
   }
+  // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
+  // an entry alone is as fast.)
+  const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
+  const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
+  if (in_cluster) {
+    if (tid == 0) {  // what will be received: all parts of this block's heads
+      barrier_init(base + L::BARRIER, 1);
+      barrier_init(s_table_there, 1);
+      barrier_init_fence();
+      barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
+    }
+    __syncwarp();
+    cluster_arrive_begun();
+  }
   // The plan's tables are never written.
   const uint2 part = p.parts[request_id * p.splits + split], bound = ((const uint2*)p.batch.bounds)[request_id];
 
   // The kernel before this one in a run writes nothing but the ids. Offsets, ids and queries are loaded together, as if every
   // request before this one had all its rows; in a ragged batch ids and queries are loaded again.
   const bool begins = p.batch.own_status != 0;
-  if (begins) begin(p.batch);
+  if (begins) wait_for_predecessor();
+  if (cached > 0 && tid == 0) {
+    barrier_expect(s_table_there, cached * 4);
+    bulk_copy(s_table, (const uint8_t*)(p.batch.block_table + (uint64_t)request_id * p.batch.table_stride), cached * 4, s_table_there);
+  }
+  const int3 said = read_request(p.batch, request_id);
   auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
-  auto first_ids = [&](int row) { return w == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
+  auto first_ids = [&](int row) { return w == 0 && half == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
   auto words = [&](int row, int h) -> uint4 {  // eight channels from 32q + 8w
-    if (h >= (int)p.group_heads || my_part > 0) return make_uint4(0, 0, 0, 0);
+    if (h >= (int)p.group_heads || my_part > 0 || half > 0) return make_uint4(0, 0, 0, 0);
     const uint8_t* query = p.query + (uint64_t)row * p.query_row + (uint64_t)(head0 + h) * p.query_head;
     if (S == Mma::BF16 && !p.query_is_e4m3) return *(const uint4*)(query + 64 * q + 16 * w);
     const uint2 x = *(const uint2*)(query + 32 * q + 8 * w);
@@ -60,33 +88,53 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   int first = begins ? first_ids(guess) : -1;
   uint4 low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
+  if (begins) {  // where one warp alone raises, it alone has to know that the status is clear
+    clear_own_status(p.batch.status, p.batch.own_status);
+    if constexpr (PARTS == 1) __syncwarp();
+    else __syncthreads();
+  }
   // Reported only after the wait: a kernel before this one may still be about to clear the status.
   const bool reports = list_group == 0 && i_row == 0 && rank == 0 && tid == 0;
-  const Request request = load_request(p.batch, request_id, bound, begins && reports);
+  const Request request = check_request(p.batch, said, bound, begins && reports);
   const bool idle = i_row >= request.rows;
   int row = idle ? guess : request.first_row + i_row;
   if (row != guess) low = words(row, r), high = words(row, r + 8);
   if (!begins) {
-    begin(p.batch);
-    if (reports) load_request(p.batch, request_id, bound, true);
+    wait_for_predecessor();
+    if (reports) check_request(p.batch, said, bound, true);
   }
   if (idle) {
     release_successor();
+    if (cached > 0) barrier_wait(s_table_there, 0);
+    if (in_cluster) cluster_wait();
     return;  // the whole cluster
   }
-  if (in_cluster) cluster_arrive_begun();
   if (row != guess || !begins) first = first_ids(row);
-  if (w == 0) {
+  if (w == 0 && half == 0) {
     const int visible = visible_tokens(p.batch, request, i_row);
-    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_slots, lane, warp == 0 && rank == 0);
+    if (cached > 0) barrier_wait(s_table_there, 0);
+    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_table, cached, s_slots, lane, warp == 0 && rank == 0);
     if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row | (part.x == part.y ? ABSENT : 0));
   }
-  if constexpr (PARTS == 1) __syncthreads();
-  else named_barrier(1 + my_part, 32 * WARPS);
+  auto part_barrier = [&]() {
+    if constexpr (PARTS == 1) __syncthreads();
+    else named_barrier(1 + my_part, 32 * WARPS * HALVES);
+  };
+  // Of the warps of a share.
+  auto share_barrier = [&]() {
+    if constexpr (HALVES == 1) __syncwarp();
+    else named_barrier(1 + PARTS + share, 64);
+  };
+  part_barrier();
   const int count = (int)load_shared_32(s_slots + Slots<C>::COUNT);
 
-  // ---- ring. A warp's groups of copies are K, V, K, V, ... of its stages, so that a fixed number may be under way.
-  constexpr int PENDING = 2 * RING - B::STAGES - RING % B::STAGES;
+  // ---- ring. A warp's groups of copies are K, V, K, V, ... of its stages, so that a fixed number may be under way. Of two warps of a
+  // share each copies 16 tokens.
+  constexpr int STEP = HALVES == 2 ? B::STAGES : 1;  // from a stage of this warp to its next one
+  constexpr int PENDING = HALVES == 2 ? 2 * RING / B::STAGES - 1 : 2 * RING - B::STAGES - RING % B::STAGES;
+  static_assert(HALVES == 1 || RING % B::STAGES == 0, "whole blocks");
+  constexpr int COPIES = B::TOKENS / Place<C>::ROWS / (HALVES == 2 && B::STAGES == 1 ? 2 : 1);
+  const int first_stage = HALVES == 2 && B::STAGES == 2 ? half : 0, first_copy = HALVES == 2 && B::STAGES == 1 ? half * COPIES : 0;
   const uint32_t key_lane = (32 * w + lane / Place<C>::PIECES) * (uint32_t)p.key.token_stride + lane % Place<C>::PIECES * 16;
   const uint32_t value_lane = (32 * w + lane / Place<C>::PIECES) * (uint32_t)p.value.token_stride + lane % Place<C>::PIECES * 16;
   const uint32_t to_lane = Place<C>::copied(lane);
@@ -97,9 +145,11 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       const uint8_t* source =
           (const uint8_t*)((uint64_t)address.y << 32 | address.x) + (keys ? key_lane : value_lane) + stage * B::TOKENS * stride;
 #pragma unroll
-      for (int i = 0; i < B::TOKENS / Place<C>::ROWS; i++)
+      for (int n = 0; n < COPIES; n++) {
+        const int i = first_copy + n;
         copy_16(destination + i * 512 + (to_lane ^ Place<C>::swap(i)), source + (uint64_t)step * i);
-      if (C == Cache::NVFP4 && lane < 16) {
+      }
+      if (C == Cache::NVFP4 && (HALVES == 2 ? lane >> 3 == half : lane < 16)) {
         const uint2 scales = load_shared_64(s_slots + Slots<C>::SCALES + block * 16 + (keys ? 0 : 8));
         copy_16(destination + B::TOKENS * B::ROW + lane * 16,
                 (const uint8_t*)((uint64_t)scales.y << 32 | scales.x) + 32 * w * B::SCALE + lane * 16);
@@ -110,12 +160,15 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #pragma unroll
   for (int n = 0; n < RING; n += B::STAGES) {
 #pragma unroll
-    for (int h = n; h < n + B::STAGES && h < RING; h++) copy(h / B::STAGES, h % B::STAGES, true, s_keys + h * B::STAGE);
+    for (int keys = 1; keys >= 0; keys--)
 #pragma unroll
-    for (int h = n; h < n + B::STAGES && h < RING; h++) copy(h / B::STAGES, h % B::STAGES, false, s_values + h * B::STAGE);
+      for (int i = 0; i < B::STAGES && n + i < RING; i += STEP) {
+        const int h = n + i + first_stage;
+        copy(h / B::STAGES, h % B::STAGES, keys, (keys ? s_keys : s_values) + h * B::STAGE);
+      }
   }
 
-  if (my_part == 0) {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
+  if (my_part == 0 && half == 0) {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
     if (!(S == Mma::BF16 && !p.query_is_e4m3)) {
       const uint2 a = widen<S>(low.x), b = widen<S>(low.y), d = widen<S>(high.x), e = widen<S>(high.y);
       low = make_uint4(a.x, a.y, b.x, b.y), high = make_uint4(d.x, d.y, e.x, e.y);
@@ -124,42 +177,47 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     store_shared_128(s_query + (2 * w + 1) * 512 + lane * 16, make_uint4(low.z, high.z, low.w, high.w));
   }
   const float c = binary_scale(__fmul_rn(__fmul_rn(p.softmax_scale, query_factor), key_factor));
+  if (in_cluster) cluster_wait();  // all blocks have begun: they may be stored to
   __syncthreads();
 
-  float o[16][4], s[4][4];
+  constexpr int TILES = 4 / HALVES, COLUMNS = 16 / HALVES;  // of a warp: n8 tiles of tokens, and of channels
+  float o[COLUMNS][4], s[4][4];
 #pragma unroll
-  for (int j = 0; j < 16; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
+  for (int j = 0; j < COLUMNS; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
   float m0 = -INFINITY, m1 = -INFINITY, l0 = 0.f, l1 = 0.f;
   const bool live0 = r < (int)p.group_heads, live1 = r + 8 < (int)p.group_heads;
   int turn = 0;  // place in the ring of a block's first stage
   auto place = [&](int stage) { return (RING % B::STAGES && turn + stage >= RING ? turn + stage - RING : turn + stage) * B::STAGE; };
 
-  // n8 tile x holds tokens 16(x/2) + 4(n/2) + 2(x%2) + n%2
+  // n8 tile x holds tokens 16(x/2) + 4(n/2) + 2(x%2) + n%2; the tiles of this warp's half come first.
   auto scores = [&]() {
+    const int first_tile = HALVES == 2 ? 2 * half : 0;
 #pragma unroll
-    for (int x = 0; x < 4; x++) s[x][0] = s[x][1] = s[x][2] = s[x][3] = 0.f;
-    auto token = [&](int x) { return 4 * (r >> 1) + (r & 1) + 2 * (x & 1) + (B::STAGES == 2 ? 0 : 16 * (x >> 1)); };
-    auto at = [&](int x, int piece) { return s_keys + place(B::STAGES == 2 ? x >> 1 : 0) + Place<C>::key(token(x), r, q, piece); };
+    for (int x = 0; x < TILES; x++) s[x][0] = s[x][1] = s[x][2] = s[x][3] = 0.f;
+    auto token = [&](int x) { return 4 * (r >> 1) + (r & 1) + 2 * (x & 1) + (B::STAGES == 2 ? 0 : 16 * (x + first_tile >> 1)); };
+    auto at = [&](int x, int piece) {
+      return s_keys + place(B::STAGES == 2 ? x + first_tile >> 1 : 0) + Place<C>::key(token(x), r, q, piece);
+    };
 #pragma unroll
-    for (int half = 0; half < 2; half++) {  // 16 channels of a thread: one scale group
-      [[maybe_unused]] uint4 fp8[4];
-      [[maybe_unused]] uint2 codes[4];
-      [[maybe_unused]] KeyCodes table[4];
+    for (int group = 0; group < 2; group++) {  // 16 channels of a thread: one scale group
+      [[maybe_unused]] uint4 fp8[TILES];
+      [[maybe_unused]] uint2 codes[TILES];
+      [[maybe_unused]] KeyCodes table[TILES];
 #pragma unroll
-      for (int x = 0; x < 4; x++) {
-        if constexpr (C == Cache::FP8) fp8[x] = load_shared_128(at(x, half));
+      for (int x = 0; x < TILES; x++) {
+        if constexpr (C == Cache::FP8) fp8[x] = load_shared_128(at(x, group));
         if constexpr (C == Cache::NVFP4) {
-          codes[x] = load_shared_64(at(x, 0) + 8 * half);
-          table[x].load(s_key_table, load_shared_8(s_keys + place(0) + B::TOKENS * B::ROW + token(x) * B::SCALE + 2 * q + half));
+          codes[x] = load_shared_64(at(x, 0) + 8 * group);
+          table[x].load(s_key_table, load_shared_8(s_keys + place(0) + B::TOKENS * B::ROW + token(x) * B::SCALE + 2 * q + group));
         }
       }
 #pragma unroll
       for (int j = 0; j < 2; j++) {  // eight channels: two steps
-        uint4 pairs[4];
+        uint4 pairs[TILES];
 #pragma unroll
-        for (int x = 0; x < 4; x++) {
+        for (int x = 0; x < TILES; x++) {
           if constexpr (C == Cache::BF16) {
-            pairs[x] = load_shared_128(at(x, 2 * half + j));
+            pairs[x] = load_shared_128(at(x, 2 * group + j));
           } else if constexpr (C == Cache::FP8) {
             const uint2 a = widen<S>(j ? fp8[x].z : fp8[x].x), b = widen<S>(j ? fp8[x].w : fp8[x].y);
             pairs[x] = make_uint4(a.x, a.y, b.x, b.y);
@@ -167,16 +225,42 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
             pairs[x] = table[x].pairs(j ? codes[x].y : codes[x].x, p.one);
           }
         }
-        const int step = 4 * half + 2 * j;
+        const int step = 4 * group + 2 * j;
         const uint4 a = load_shared_128(s_query + step * 512 + lane * 16), b = load_shared_128(s_query + (step + 1) * 512 + lane * 16);
 #pragma unroll
-        for (int x = 0; x < 4; x++) mma_k16<S>(s[x], a.x, a.y, a.z, a.w, pairs[x].x, pairs[x].y);
+        for (int x = 0; x < TILES; x++) mma_k16<S>(s[x], a.x, a.y, a.z, a.w, pairs[x].x, pairs[x].y);
 #pragma unroll
-        for (int x = 0; x < 4; x++) mma_k16<S>(s[x], b.x, b.y, b.z, b.w, pairs[x].z, pairs[x].w);
+        for (int x = 0; x < TILES; x++) mma_k16<S>(s[x], b.x, b.y, b.z, b.w, pairs[x].z, pairs[x].w);
       }
     }
   };
-  // Raises the references of all heads to the maxima of their scores.
+  // The scores of all tokens of the share, from two warps.
+  auto exchange = [&]() {
+    if constexpr (HALVES == 2) {
+      const uint32_t to = base + L::SCORES + share * 2048 + lane * 16, mine = to + half * 1024, other = to + (half ^ 1) * 1024;
+      float t[TILES][4];
+#pragma unroll
+      for (int x = 0; x < TILES; x++)
+        store_shared_128(mine + x * 512, make_uint4(__float_as_uint(s[x][0]), __float_as_uint(s[x][1]), __float_as_uint(s[x][2]),
+                                                    __float_as_uint(s[x][3])));
+      share_barrier();
+#pragma unroll
+      for (int x = 0; x < TILES; x++) {
+        const uint4 u = load_shared_128(other + x * 512);
+        t[x][0] = __uint_as_float(u.x), t[x][1] = __uint_as_float(u.y), t[x][2] = __uint_as_float(u.z), t[x][3] = __uint_as_float(u.w);
+      }
+#pragma unroll
+      for (int x = 0; x < TILES; x++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const float own = s[x][j];
+          s[x][j] = half ? t[x][j] : own;
+          s[x + 2][j] = half ? own : t[x][j];
+        }
+    }
+  };
+  bool any_far = false;  // of the warp's references
+  // Raises the references of all heads to the maxima of their scores. Against a far one, scores become exponents here.
   auto raise_references = [&]() {
     float n0 = -INFINITY, n1 = -INFINITY;
 #pragma unroll
@@ -189,20 +273,31 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     n0 = __fmul_rn(n0, c), n1 = __fmul_rn(n1, c);
     const float a0 = n0 > m0 ? exp2_approx(__fadd_rn(m0, -n0)) : 1.f, a1 = n1 > m1 ? exp2_approx(__fadd_rn(m1, -n1)) : 1.f;
     m0 = n0 > m0 ? n0 : m0, m1 = n1 > m1 ? n1 : m1;
+    any_far = __any_sync(FULL_WARP, is_far(m0) || is_far(m1));
+    if (any_far) {
+#pragma unroll
+      for (int x = 0; x < 4; x++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          if (is_far(j < 2 ? m0 : m1)) s[x][j] = far_exponent(s[x][j], c, j < 2 ? m0 : m1);
+    }
     l0 = __fmul_rn(l0, a0), l1 = __fmul_rn(l1, a1);
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
+    for (int j = 0; j < COLUMNS; j++) {
       o[j][0] = __fmul_rn(o[j][0], a0), o[j][1] = __fmul_rn(o[j][1], a0);
       o[j][2] = __fmul_rn(o[j][2], a1), o[j][3] = __fmul_rn(o[j][3], a1);
     }
   };
-  // P against the references, which are raised only if a quad's sum of some head passes the limit or is no number: as at the
-  // first block, when they are -inf.
+  // P against the references, which are raised only if a quad's sum of some head passes the limit or is no number, as at the
+  // first block, when they are -inf, or if one is far.
   auto weigh = [&](bool raised, uint32_t (&pa)[4][2]) {
 #pragma unroll 1
     for (;;) {
-      if (raised) raise_references();
-      const float k0 = raised && m0 == -INFINITY ? 0.f : -m0, k1 = raised && m1 == -INFINITY ? 0.f : -m1;
+      float k0 = -m0, k1 = -m1;
+      if (raised) {
+        raise_references();
+        k0 = m0 == -INFINITY || is_far(m0) ? 0.f : -m0, k1 = m1 == -INFINITY || is_far(m1) ? 0.f : -m1;
+      }
       float t0, t1;
 #pragma unroll
       for (int x = 0; x < 4; x++) {
@@ -222,7 +317,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   };
   // Makes the values from token `shown` of the share on +0 or -0, through NVFP4's scales: 0 * NaN is NaN.
   auto hide_values = [&](int shown) {
-    if (lane < shown) return;
+    if (lane < shown || HALVES == 2 && lane >> 4 != half) return;
     if constexpr (C == Cache::NVFP4) {
       const uint32_t scales = s_values + place(0) + B::TOKENS * B::ROW;
       if (p.v_scale_linear) store_shared_64(scales + lane * 8, make_uint2(0, 0));
@@ -243,37 +338,46 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       };
       if constexpr (C == Cache::BF16) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int n = 0; n < 2 / HALVES; n++) {
           uint32_t v[4][4];
 #pragma unroll
           for (int k = 0; k < 4; k++) {
-            const uint4 u = load_shared_128(at + Place<C>::value(k, r, q, half));
+            const uint4 u = load_shared_128(at + Place<C>::value(k, r, q, HALVES == 2 ? half : n));
             v[k][0] = u.x, v[k][1] = u.y, v[k][2] = u.z, v[k][3] = u.w;
           }
 #pragma unroll
           for (int d = 0; d < 4; d++) {
-            accumulate(8 * half + 2 * d, permute_bytes(v[0][d], v[1][d], 0x5410), permute_bytes(v[2][d], v[3][d], 0x5410));
-            accumulate(8 * half + 2 * d + 1, permute_bytes(v[0][d], v[1][d], 0x7632), permute_bytes(v[2][d], v[3][d], 0x7632));
+            accumulate(8 * n + 2 * d, permute_bytes(v[0][d], v[1][d], 0x5410), permute_bytes(v[2][d], v[3][d], 0x5410));
+            accumulate(8 * n + 2 * d + 1, permute_bytes(v[0][d], v[1][d], 0x7632), permute_bytes(v[2][d], v[3][d], 0x7632));
           }
         }
       } else {
-        uint32_t v[4][4];
+        uint32_t v[4][4 / HALVES];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-          if constexpr (C == Cache::FP8) {
-            const uint4 u = load_shared_128(at + Place<C>::value(k, r, q, 0));
+          const uint32_t channels = at + Place<C>::value(k, r, q, 0);
+          if constexpr (C == Cache::FP8 && HALVES == 2) {
+            const uint2 u = load_shared_64(channels + 8 * half);
+            v[k][0] = u.x, v[k][1] = u.y;
+          } else if constexpr (C == Cache::FP8) {
+            const uint4 u = load_shared_128(channels);
             v[k][0] = u.x, v[k][1] = u.y, v[k][2] = u.z, v[k][3] = u.w;
           } else {
             const int scale = p.v_scale_linear ? (16 * t + 4 * q + k) * 8 + r : (4 * t + q) * 32 + r * 4 + k;
             ValueCodes table;
             table.load(s_value_table, load_shared_8(s_values + place(0) + B::TOKENS * B::ROW + scale));
-            const uint2 u = load_shared_64(at + Place<C>::value(k, r, q, 0));
-            const uint2 a = table.e4m3(u.x, p.one), b = table.e4m3(u.y, p.one);
-            v[k][0] = a.x, v[k][1] = a.y, v[k][2] = b.x, v[k][3] = b.y;
+            if constexpr (HALVES == 2) {
+              const uint2 a = table.e4m3(load_shared_32(channels + 4 * half), p.one);
+              v[k][0] = a.x, v[k][1] = a.y;
+            } else {
+              const uint2 u = load_shared_64(channels);
+              const uint2 a = table.e4m3(u.x, p.one), b = table.e4m3(u.y, p.one);
+              v[k][0] = a.x, v[k][1] = a.y, v[k][2] = b.x, v[k][3] = b.y;
+            }
           }
         }
 #pragma unroll
-        for (int d = 0; d < 4; d++) {
+        for (int d = 0; d < 4 / HALVES; d++) {
           const uint2 a = widen<V>(permute_bytes(v[0][d], v[1][d], 0x5140)), b = widen<V>(permute_bytes(v[2][d], v[3][d], 0x5140));
           const uint2 e = widen<V>(permute_bytes(v[0][d], v[1][d], 0x7362)), f = widen<V>(permute_bytes(v[2][d], v[3][d], 0x7362));
           accumulate(4 * d, a.x, b.x);
@@ -289,8 +393,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   for (int i = 0; i < count; i++) {
     auto refill = [&](bool keys) {
 #pragma unroll
-      for (int h = 0; h < B::STAGES; h++)
+      for (int n = 0; n < B::STAGES; n += STEP) {
+        const int h = n + first_stage;
         copy(i + (h + RING) / B::STAGES, (h + RING) % B::STAGES, keys, (keys ? s_keys : s_values) + place(h));
+      }
     };
     const int shown = (int)load_shared_32(s_slots + Slots<C>::VISIBLE + i * 4) - 32 * w;  // tokens of the share that are seen
     copies_wait<PENDING>();
@@ -298,6 +404,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     scores();
     __syncwarp();
     refill(true);
+    exchange();
     if (shown < 32) {
 #pragma unroll
       for (int x = 0; x < 4; x++)
@@ -306,15 +413,16 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
           if (16 * (x >> 1) + 4 * q + 2 * (x & 1) + j >= shown) s[x][j] = s[x][2 + j] = -INFINITY;
     }
     uint32_t pa[4][2];
-    weigh(i == 0, pa);
+    weigh(i == 0 || any_far, pa);
     copies_wait<PENDING>();
     __syncwarp();
     if (shown < 32) {
       hide_values(shown);
       __syncwarp();
     }
+    if constexpr (HALVES == 2) share_barrier();
     values(pa);
-    __syncwarp();
+    share_barrier();
     refill(false);
     if constexpr (RING == 2 * B::STAGES) {
       turn ^= B::STAGES;
@@ -329,14 +437,15 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const uint32_t own = load_shared_32(s_slots + Slots<C>::ROW);  // not kept in a register
   row = (int)(own & ~ABSENT);
 
-  // ---- warp states to shared memory (each warp over its own ring), combined in warp order
+  // ---- warp states to shared memory (each share over its own ring), combined in warp order. Pieces of 16 bytes are exchanged so that
+  // the eight threads of a phase, (r, q) of two heads, are in different banks.
 #pragma unroll
   for (int d = 1; d < 4; d <<= 1) {
     l0 = __fadd_rn(l0, __shfl_xor_sync(FULL_WARP, l0, d));
     l1 = __fadd_rn(l1, __shfl_xor_sync(FULL_WARP, l1, d));
   }
-  if (q == 0) {
-    const uint32_t a = base + L::STATES + warp * 128;
+  if (q == 0 && half == 0) {
+    const uint32_t a = base + L::STATES + share * 128;
     store_shared_float(a + r * 4, m0), store_shared_float(a + 32 + r * 4, m1);
     store_shared_float(a + 64 + r * 4, l0), store_shared_float(a + 96 + r * 4, l1);
   }
@@ -345,13 +454,14 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #pragma unroll
     for (int e = 0; e < 2; e++)
 #pragma unroll
-      for (int j = 0; j < 4; j++)  // head r + 8h, channels 16(2q+e) + 4j .. +3; 16-byte pieces rotated by head to spread banks
-        store_shared_128(s_keys + (r + 8 * h) * 512 + (((4 * (2 * q + e) + j) ^ r) << 4),
+      for (int j = 0; j < COLUMNS / 4; j++)  // head r + 8h, channels 16(2q+e) + 8 half + 4j .. +3
+        store_shared_128(s_keys + (r + 8 * h) * 512 + (((8 * q + 4 * e + 2 * half + j) ^ (2 * q + (r & 1))) << 4),
                          make_uint4(__float_as_uint(o[4 * j][2 * h + e]), __float_as_uint(o[4 * j + 1][2 * h + e]),
                                     __float_as_uint(o[4 * j + 2][2 * h + e]), __float_as_uint(o[4 * j + 3][2 * h + e])));
-  if constexpr (PARTS == 1) __syncthreads();
-  else named_barrier(1 + my_part, 32 * WARPS);
-  const int h = (tid & 127) >> 3, piece = tid & 7;
+  part_barrier();
+  auto placed = [](int piece, int head) { return piece ^ (2 * (piece >> 3) + (head & 1)); };
+  constexpr int PIECES = 8 * HALVES;  // threads of a head
+  const int h = tid % (GROUP * PIECES) / PIECES, piece = tid % PIECES;
   const uint32_t s_states = base + L::STATES + my_part * WARPS * 128, s_outputs = base + my_part * WARPS * L::WARP_RING;
   float weights[WARPS], most = -INFINITY, sum = 0.f;
 #pragma unroll
@@ -361,25 +471,27 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     weights[k] = weight_of(weights[k], most);
     sum = __fmaf_rn(load_shared_float(s_states + k * 128 + 64 + h * 4), weights[k], sum);
   }
-  float4 acc[4];
+  float4 acc[32 / PIECES];
 #pragma unroll
-  for (int x = 0; x < 4; x++) {
+  for (int x = 0; x < 32 / PIECES; x++) {
     acc[x] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int k = 0; k < WARPS; k++) {
-      const uint4 v = load_shared_128(s_outputs + k * L::WARP_RING + h * 512 + (((8 * x + piece) ^ (h & 7)) << 4));
+      const uint4 v = load_shared_128(s_outputs + k * L::WARP_RING + h * 512 + (placed(PIECES * x + piece, h) << 4));
       acc[x].x = __fmaf_rn(__uint_as_float(v.x), weights[k], acc[x].x), acc[x].y = __fmaf_rn(__uint_as_float(v.y), weights[k], acc[x].y);
       acc[x].z = __fmaf_rn(__uint_as_float(v.z), weights[k], acc[x].z), acc[x].w = __fmaf_rn(__uint_as_float(v.w), weights[k], acc[x].w);
     }
   }
   // The plan has fewer parts than the cluster has places: what fills them up must not make a +0 of a -0.
-  if (own & ABSENT) acc[0] = acc[1] = acc[2] = acc[3] = make_float4(-0.f, -0.f, -0.f, -0.f);
+  if (own & ABSENT)
+#pragma unroll
+    for (float4& a : acc) a = make_float4(-0.f, -0.f, -0.f, -0.f);
   const bool live = h < (int)p.group_heads;
   if (p.splits == 1) {  // a combination of one state: its weight is 1, but -0 becomes +0
     if (live)
 #pragma unroll
-      for (int x = 0; x < 4; x++)
-        finish(p, row, head0 + h, (8 * x + piece) * 4,
+      for (int x = 0; x < 32 / PIECES; x++)
+        finish(p, row, head0 + h, (PIECES * x + piece) * 4,
                make_float4(__fadd_rn(acc[x].x, 0.f), __fadd_rn(acc[x].y, 0.f), __fadd_rn(acc[x].z, 0.f), __fadd_rn(acc[x].w, 0.f)), most,
                sum, value_factor, x == 0 && piece == 0);
     return;
@@ -388,7 +500,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (!live) return;
     const uint64_t state = ((uint64_t)row * p.splits + split) * (p.groups * p.group_heads) + head0 + h;
 #pragma unroll
-    for (int x = 0; x < 4; x++) *(float4*)(p.partial_outputs + state * CHANNELS + (8 * x + piece) * 4) = acc[x];
+    for (int x = 0; x < 32 / PIECES; x++) *(float4*)(p.partial_outputs + state * CHANNELS + (PIECES * x + piece) * 4) = acc[x];
     if (piece == 0) *(float2*)(p.partial_states + state * 2) = make_float2(most, sum);
     return;
   }
@@ -396,32 +508,39 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int heads = GROUP / blocks, owner = h / heads, to = split * heads + h % heads;
   const uint32_t s_received = base + (in_cluster ? L::RECEIVED : 0);
   const uint32_t s_received_states = base + (in_cluster ? L::RECEIVED_STATES : PARTS * GROUP * 512);
-  if (in_cluster) cluster_wait();  // all blocks have begun
-  else __syncthreads();            // all rings have been read
-#pragma unroll
-  for (int x = 0; x < 4; x++) store_cluster_128(map_shared_rank(s_received + to * 512, owner) + (8 * x + piece) * 16, acc[x]);
-  if (piece == 0) store_cluster_64(map_shared_rank(s_received_states + to * 8, owner), most, sum);
   if (in_cluster) {
-    cluster_arrive();
-    cluster_wait();
+    const uint32_t received = map_shared_rank(s_received + to * 512, owner), barrier = map_shared_rank(base + L::BARRIER, owner);
+#pragma unroll
+    for (int x = 0; x < 32 / PIECES; x++) store_async_128(received + (PIECES * x + piece) * 16, acc[x], barrier);
+    if (piece == 0) store_async_64(map_shared_rank(s_received_states + to * 8, owner), most, sum, barrier);
+    barrier_wait_cluster(base + L::BARRIER, 0);
   } else {
+    __syncthreads();  // all rings have been read
+#pragma unroll
+    for (int x = 0; x < 32 / PIECES; x++)
+      store_shared_128(s_received + to * 512 + (PIECES * x + piece) * 16,
+                       make_uint4(__float_as_uint(acc[x].x), __float_as_uint(acc[x].y), __float_as_uint(acc[x].z), __float_as_uint(acc[x].w)));
+    if (piece == 0) store_shared_64(s_received_states + to * 8, make_uint2(__float_as_uint(most), __float_as_uint(sum)));
     __syncthreads();
   }
-  for (int unit = tid; unit < heads * 32; unit += L::THREADS) {  // four channels a thread
-    const int local = unit >> 5, channel = (unit & 31) * 4, head = rank * heads + local;
+  for (int local = tid >> 5; local < heads; local += L::THREADS / 32) {  // a warp a head, four channels a lane; a lane a weight
+    const int head = rank * heads + local;
     if (head >= (int)p.group_heads) continue;
-    float highest = -INFINITY, total = 0.f;
-#pragma unroll 4
-    for (int k = 0; k < (int)p.splits; k++) highest = fmaxf(highest, load_shared_float(s_received_states + (k * heads + local) * 8));
+    uint2 ml = make_uint2(__float_as_uint(-INFINITY), 0);
+    if (lane < (int)p.splits) ml = load_shared_64(s_received_states + (lane * heads + local) * 8);
+    float highest = __uint_as_float(ml.x), total = 0.f;
+#pragma unroll
+    for (int d = 1; d < GROUP; d <<= 1) highest = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, d));
+    highest = __shfl_sync(FULL_WARP, highest, 0);
+    const float weight = weight_of(__uint_as_float(ml.x), highest);
     float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 4
     for (int k = 0; k < (int)p.splits; k++) {
-      const uint2 ml = load_shared_64(s_received_states + (k * heads + local) * 8);
-      const uint4 v = load_shared_128(s_received + (k * heads + local) * 512 + channel * 4);
-      add_state(make_float2(__uint_as_float(ml.x), __uint_as_float(ml.y)),
-                make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)), highest, total, out);
+      const uint4 v = load_shared_128(s_received + (k * heads + local) * 512 + lane * 16);
+      add_state(__shfl_sync(FULL_WARP, __uint_as_float(ml.y), k), __shfl_sync(FULL_WARP, weight, k),
+                make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)), total, out);
     }
-    finish(p, row, head0 + head, channel, out, highest, total, value_factor, channel == 0);
+    finish(p, row, head0 + head, lane * 4, out, highest, total, value_factor, lane == 0);
   }
 }
 
@@ -434,17 +553,20 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #define MSA_BLOCKS(n) (n)
 #endif
 
-// A kernel that takes `parts` parts of a row a block, with `ring` stages of K and of V a warp.
-#define MSA_KERNEL(symbol, parts, ring)                                                                                      \
-  static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, ring>::SHARED == symbol##_SHARED,             \
+// A kernel that takes `parts` parts of a row a block, with `halves` warps to a share of 32 tokens and `ring` stages of K and of V.
+#define MSA_KERNEL(symbol, parts, halves, ring)                                                                                    \
+  static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, halves, ring>::SHARED == symbol##_SHARED,             \
                 "images.toml: shared bytes of " #symbol);                                                                    \
-  extern "C" __global__ __launch_bounds__(128 * parts, MSA_BLOCKS(symbol##_BLOCKS)) void symbol(                             \
+  extern "C" __global__ __launch_bounds__(128 * parts * halves, MSA_BLOCKS(symbol##_BLOCKS)) void symbol(                             \
       const __grid_constant__ msa::DecodeArguments p) {                                                                      \
-    msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES, parts, ring>(p);                   \
+    msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES, parts, halves, ring>(p);                   \
   }
 
-MSA_KERNEL(sparse_decode, 1, MSA_RING)
-MSA_KERNEL(sparse_decode_few, 1, MSA_RING_FEW)
-MSA_KERNEL(sparse_decode_pair, 2, MSA_RING_PAIR)
+// Those of msa_core::plan::DecodeBlocks.
+MSA_KERNEL(sparse_decode, 1, 1, MSA_RING)
+MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE)
+MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW)
+MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR)
+MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR)
 
 extern "C" __global__ __launch_bounds__(128) void combine_parts(const __grid_constant__ msa::DecodeArguments p) { msa::combine_parts(p); }

@@ -5,7 +5,7 @@ use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
 use msa_core::lengths::Lengths;
 use msa_core::op::{NanRule, Select, SelectOrder};
-use msa_core::plan::Plan;
+use msa_core::plan::{DecodeBlocks, Plan};
 
 use crate::context::Grid;
 use crate::images::Kernel;
@@ -108,31 +108,22 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     Ok(Grid { x, y: 1, cluster })
 }
 
-/// A kernel of sparse decode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DecodeChoice {
-    /// Symbol.
-    pub(crate) symbol: &'static str,
-    /// Parts of a row that one block works on.
-    pub(crate) parts: u32,
-}
-
-/// The decode kernel for `items` (row, group) pairs in `splits` parts. Two parts a block as soon as blocks of one would
-/// outnumber the SMs: fewer blocks to launch, and parts meet without a cluster. Where an SM has one block, the kernel with
-/// more registers and a deeper ring. A combination through the workspace is not made for pairs.
-pub(crate) fn decode_choice(items: u64, splits: u32, units: u32) -> DecodeChoice {
-    let crowded = items.saturating_mul(splits.into()) > u64::from(units);
-    match splits {
-        2..=MAX_CLUSTER if crowded => DecodeChoice { symbol: "sparse_decode_pair", parts: 2 },
-        _ if crowded => DecodeChoice { symbol: "sparse_decode", parts: 1 },
-        _ => DecodeChoice { symbol: "sparse_decode_few", parts: 1 },
+/// The kernel of sparse decode for what the plan gives a block of threads.
+pub(crate) fn decode_symbol(blocks: DecodeBlocks) -> Option<&'static str> {
+    match blocks {
+        DecodeBlocks::None => None,
+        DecodeBlocks::Full => Some("sparse_decode"),
+        DecodeBlocks::Few => Some("sparse_decode_few"),
+        DecodeBlocks::Lone => Some("sparse_decode_lone"),
+        DecodeBlocks::Pair => Some("sparse_decode_pair"),
+        DecodeBlocks::FewPair => Some("sparse_decode_few_pair"),
     }
 }
 
-/// Shared memory through which the blocks of a cluster exchange `parts` parts each: 16 heads of 128 f32, m and l. A block
-/// on its own does without.
+/// Shared memory through which the blocks of a cluster exchange `parts` parts each: 16 heads of 128 f32, m and l, and a
+/// barrier. A block on its own does without.
 pub(crate) const fn exchange_bytes(parts: u32) -> u32 {
-    parts * 16 * (128 * 4 + 8)
+    parts * 16 * (128 * 4 + 8) + 16
 }
 
 /// One warp for each of `per_row` items of every row that the bounds allow, four to a block.
@@ -398,16 +389,6 @@ mod tests {
         assert_eq!(append_passes(u64::MAX, u32::MAX, &kernel), 8);
         let grid = append_grid(1024, [u32::MAX; 5], 1);
         assert_eq!((grid.group_blocks, grid.blocks), (u32::MAX, 64 * u64::from(u32::MAX)));
-    }
-
-    #[test]
-    fn parts_are_paired_where_blocks_outnumber_units() {
-        let symbol = |items, splits| decode_choice(items, splits, 132).symbol;
-        assert_eq!(symbol(4, 16), "sparse_decode_few");
-        assert_eq!(symbol(32, 4), "sparse_decode_few");
-        assert_eq!(symbol(32, 8), "sparse_decode_pair");
-        assert_eq!(symbol(512, 1), "sparse_decode");
-        assert_eq!(symbol(512, 32), "sparse_decode");
     }
 
     #[test]

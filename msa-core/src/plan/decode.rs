@@ -1,7 +1,7 @@
 use super::decode_cost::NvidiaCost;
 use super::given::{Given, lists};
 use super::workspace::{Need, product, row_windows};
-use super::{Derived, SlotPart, shared};
+use super::{DecodeBlocks, Derived, SlotPart, shared};
 use crate::cache::CacheFormat;
 use crate::error::{Result, require};
 use crate::op::Attention;
@@ -29,7 +29,16 @@ pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;
     let batch_invariant = is_batch_invariant(given);
-    Ok(Derived { batch_invariant, slot_parts, windows, workspace, workspace_bytes, ..Derived::default() })
+    let decode_blocks = blocks(op, given, &slot_parts);
+    Ok(Derived {
+        batch_invariant,
+        slot_parts,
+        decode_blocks,
+        windows,
+        workspace,
+        workspace_bytes,
+        ..Derived::default()
+    })
 }
 
 /// True if the division of a request's slots does not depend on the rest of the batch: one part on a CPU, the caller's
@@ -86,22 +95,21 @@ pub(super) fn partial_needs(op: &Attention, states: u64) -> [Need; 2] {
     ]
 }
 
+/// (row, list) pairs that are worked on side by side.
+fn items(op: &Attention, given: &Given) -> u64 {
+    let heads = lists(&op.geometry, op.grouping).max(op.geometry.kv_heads);
+    given.rows().saturating_mul(heads.into()).max(1)
+}
+
 /// The number of parts. A CPU has no idle units to fill within a row; NVIDIA devices take what [`NvidiaCost`] predicts to be
 /// fastest; others what takes the fewest [`slots_in_turn`].
 fn parts_that_fill(op: &Attention, given: &Given) -> u32 {
     if given.on_cpu() {
         return 1;
     }
-    let heads = lists(&op.geometry, op.grouping).max(op.geometry.kv_heads);
-    let items = given.rows().saturating_mul(heads.into()).max(1);
-    let k = u64::from(op.geometry.top_k);
+    let (items, k) = (items(op, given), op.geometry.top_k);
     if given.on_nvidia() {
-        let cost = NvidiaCost::of(op.cache);
-        let fits = |parts: &u64| *parts <= k;
-        let candidates = [1, 2, 4, 8, 16].into_iter().filter(fits);
-        // The first of equals: fewer parts.
-        let best = candidates.min_by_key(|&parts| cost.nanoseconds(items, parts, k, given.units()));
-        return best.map_or(1, |parts| parts as u32);
+        return NvidiaCost::of(op).fastest_parts(items, k, given.units());
     }
     // Two at a time for NVFP4, whose blocks take longer to decode than to load (estimated: no such GPU was at hand).
     let per_unit = if op.cache == CacheFormat::Nvfp4 { 2 } else { 1 };
@@ -121,6 +129,17 @@ fn slots_in_turn(items: u64, parts: u64, k: u64, at_once: u64) -> u64 {
     let state = u64::from(width < k);
     let waves = items.saturating_mul(k.div_ceil(width)).div_ceil(at_once.max(1));
     waves.saturating_mul(width + state).saturating_add(MERGE_LAUNCH * state)
+}
+
+/// How the blocks of threads of an NVIDIA device take the parts.
+pub(super) fn blocks(op: &Attention, given: &Given, parts: &[SlotPart]) -> DecodeBlocks {
+    let most = parts.iter().map(|part| part.part + 1).max();
+    match most {
+        Some(most) if given.on_nvidia() => {
+            NvidiaCost::of(op).fastest_blocks(items(op, given), most, op.geometry.top_k, given.units()).0
+        }
+        _ => DecodeBlocks::None,
+    }
 }
 
 fn equal_parts(request: u32, parts: u32, k: u32) -> impl Iterator<Item = SlotPart> {

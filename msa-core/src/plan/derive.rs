@@ -1,6 +1,6 @@
 use super::given::Given;
 use super::{
-    BlockPart, ContextParallel, PlanOptions, PrefillPlan, RowWindow, ScheduleChoice, SlotPart,
+    BlockPart, ContextParallel, DecodeBlocks, PlanOptions, PrefillPlan, RowWindow, ScheduleChoice, SlotPart,
     WorkspaceRegion,
 };
 use super::{append, context_parallel, decode, index, merge, prefill, select, step};
@@ -12,6 +12,7 @@ use crate::op::Op;
 pub(super) struct Derived {
     pub(super) batch_invariant: bool,
     pub(super) slot_parts: Vec<SlotPart>,
+    pub(super) decode_blocks: DecodeBlocks,
     pub(super) block_parts: Vec<BlockPart>,
     pub(super) prefill: PrefillPlan,
     pub(super) windows: Vec<RowWindow>,

@@ -1,5 +1,5 @@
 use crate::lengths::RequestBound;
-use crate::text::{Leaf, fields, record};
+use crate::text::{Leaf, fields, names, record};
 
 use super::options::ScheduleChoice;
 
@@ -19,6 +19,43 @@ pub struct SlotPart {
     pub slot_end: u32,
 }
 record!(SlotPart { request, part, slot_begin, slot_end });
+
+/// Decode on NVIDIA: what a block of threads takes of the parts of a (row, list). No result depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum DecodeBlocks {
+    /// Another device, or nothing to divide.
+    #[default]
+    None = 0,
+    /// One part, four warps; several blocks of threads share an SM.
+    Full = 1,
+    /// One part, four warps, with more bytes under way.
+    Few = 2,
+    /// One part, eight warps: the latency of a part that has a single block of tokens is all that counts.
+    Lone = 3,
+    /// Two parts, eight warps.
+    Pair = 4,
+    /// Two parts, eight warps, with more bytes under way: one block of threads an SM.
+    FewPair = 5,
+}
+names!(DecodeBlocks {
+    None = "none",
+    Full = "full",
+    Few = "few",
+    Lone = "lone",
+    Pair = "pair",
+    FewPair = "few_pair",
+});
+
+impl DecodeBlocks {
+    /// Parts that a block of threads takes.
+    pub const fn parts(self) -> u32 {
+        match self {
+            Self::Pair | Self::FewPair => 2,
+            _ => 1,
+        }
+    }
+}
 
 /// Index scoring: part `part` of request `request` scores the blocks `block_begin`, `block_begin + block_step`, ... below
 /// `block_end`. Scores do not depend on it.

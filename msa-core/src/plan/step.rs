@@ -48,7 +48,16 @@ fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;
     let batch_invariant = decode::is_batch_invariant(given);
-    Ok(Derived { batch_invariant, slot_parts, windows, workspace, workspace_bytes, ..Derived::default() })
+    let decode_blocks = decode::blocks(&op.attention, given, &slot_parts);
+    Ok(Derived {
+        batch_invariant,
+        slot_parts,
+        decode_blocks,
+        windows,
+        workspace,
+        workspace_bytes,
+        ..Derived::default()
+    })
 }
 
 /// How much of the cap a stage leaves to the others.

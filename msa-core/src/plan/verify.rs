@@ -91,6 +91,7 @@ impl Plan {
         let own = Derived {
             batch_invariant: self.batch_invariant,
             slot_parts: self.slot_parts.clone(),
+            decode_blocks: self.decode_blocks,
             block_parts: self.block_parts.clone(),
             prefill: self.prefill.clone(),
             windows: self.windows.clone(),
@@ -113,6 +114,7 @@ fn first_difference(own: &Derived, wanted: &Derived) -> &'static str {
     let differing = [
         ("batch_invariant", own.batch_invariant == wanted.batch_invariant),
         ("slot_parts", own.slot_parts == wanted.slot_parts),
+        ("decode_blocks", own.decode_blocks == wanted.decode_blocks),
         ("block_parts", own.block_parts == wanted.block_parts),
         ("prefill", own.prefill == wanted.prefill),
         ("windows", own.windows == wanted.windows),

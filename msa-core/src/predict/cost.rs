@@ -49,13 +49,13 @@ pub(super) const SELECT_RATE: f64 = 0.23e12;
 /// Sparse decode: launch, page table and prologue, and the output at its end, seconds.
 pub(super) const DECODE_FIXED: f64 = 3.4e-6;
 
-/// One block of 128 keys by 16 query heads in one workgroup, seconds: 16 in a row take 17.8 us with fp8 and 21.5 with
-/// NVFP4 (B = 1, one part), and adding workgroups to an SM hides hardly anything (8,192 take 69 and 62 us at B = 128).
+/// One block of 128 keys by 16 query heads in one workgroup, seconds: 16 in a row take 17.2 us with fp8 and 23.1 with
+/// NVFP4 (B = 1, one part), and adding workgroups to an SM hides hardly anything (8,192 take 68 and 60 us at B = 128).
 pub(super) const DECODE_BLOCK: f64 = 1.05e-6;
 
-/// Joining the parts of a row in a cluster, seconds a workgroup: 16 parts take 5.3, 8 take 5.9 and 4 take 7.9 us at
-/// B = 1 (fp8), and 217, 118 and 91 at B = 128.
-pub(super) const DECODE_JOIN: f64 = 1.5e-6;
+/// Joining the parts of a row in a cluster, seconds a workgroup: 16 parts take 5.0, 8 take 5.9 and 4 take 7.5 us at
+/// B = 1 (fp8).
+pub(super) const DECODE_JOIN: f64 = 0.5e-6;
 
 /// Workgroups of the fullest SM against the mean where rows are divided: clusters pack onto some SMs and leave others.
 pub(super) const DECODE_IMBALANCE: f64 = 1.2;

@@ -112,12 +112,12 @@ fn several_query_rows_are_within_a_quarter_of_the_prototype() {
     }
 }
 
-/// Best variant for B = 1 / 8 / 32 / 128, us, one query row, 16 blocks.
+/// The kernels for B = 1 / 8 / 32 / 128, us, one query row, 16 blocks.
 const SPARSE_DECODE: [(CacheFormat, [f64; 4]); 2] =
-    [(E4m3, [5.3, 12.2, 21.9, 69.0]), (Nvfp4, [5.4, 12.2, 22.9, 62.3])];
+    [(E4m3, [5.0, 9.9, 21.7, 68.0]), (Nvfp4, [5.7, 11.0, 20.3, 59.8])];
 
 #[test]
-fn sparse_decode_is_within_a_quarter_of_the_prototype() {
+fn sparse_decode_is_within_a_quarter_of_the_kernels() {
     for (format, times) in SPARSE_DECODE {
         for (requests, measured) in [1, 8, 32, 128].into_iter().zip(times) {
             let prediction = decode(format, Fast, requests, 128 * K, 1);

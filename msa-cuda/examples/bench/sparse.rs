@@ -14,8 +14,8 @@ use super::{Bench, POOL, REQUESTS, chosen, with_batch};
 /// What one graph must read, so that no run finds its pages in the L2.
 const ROTATED: u64 = 200 << 20;
 
-/// Lines of a format: the plan's own parts for every shape, then forced parts at the first.
-pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
+/// Lines of a format: the plan's own parts for every shape, then forced parts at the first; `quick`: the first line alone.
+pub(super) fn run(bench: &Bench<'_>, quick: bool) -> Result<()> {
     for (name, query, cache) in [
         ("fp8", DType::E4m3, CacheFormat::E4m3),
         ("nvfp4", DType::E4m3, CacheFormat::Nvfp4),
@@ -46,8 +46,11 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
                 context,
                 None,
             )?;
+            if quick {
+                break;
+            }
         }
-        for splits in [1, 2, 4, 8, 16] {
+        for splits in [1, 2, 4, 8, 16].into_iter().filter(|_| !quick) {
             let op = Attention { query, cache, ..Attention::default() };
             line(bench, &op, &format!("{name} 128K splits {splits}"), 1, 131_072, Some(splits))?;
         }

@@ -21,11 +21,15 @@ MSA_DEVICE void begin(const Batch& batch) {
 
 MSA_DEVICE void raise(const Batch& batch, uint32_t bit) { raise(batch.status, batch.own_status, bit); }
 
-// A request whose offsets or length are out of range is empty; its rows are not touched. `bound`: its most rows and tokens. The plan
-// may have bounds for more requests than there are.
-MSA_DEVICE Request load_request(const Batch& batch, int request, uint2 bound, bool report) {
-  if (request >= (int)batch.requests) return {0, 0, 0};
-  const int begin = batch.query_offsets[request], end = batch.query_offsets[request + 1], tokens = batch.kv_lengths[request];
+// What the device says of a request, unchecked: offsets and length. The plan may have bounds for more requests than there are.
+MSA_DEVICE int3 read_request(const Batch& batch, int request) {
+  if (request >= (int)batch.requests) return make_int3(0, 0, 0);
+  return make_int3(batch.query_offsets[request], batch.query_offsets[request + 1], batch.kv_lengths[request]);
+}
+
+// A request whose offsets or length are out of range is empty; its rows are not touched. `bound`: its most rows and tokens.
+MSA_DEVICE Request check_request(const Batch& batch, int3 said, uint2 bound, bool report) {
+  const int begin = said.x, end = said.y, tokens = said.z;
   const bool ordered = 0 <= begin && begin <= end && (uint32_t)end <= batch.rows;
   const bool bounded = tokens >= 0 && (uint32_t)tokens <= bound.y && (int64_t)end - begin <= (int64_t)bound.x;
   if (!(ordered && bounded)) {
@@ -36,7 +40,7 @@ MSA_DEVICE Request load_request(const Batch& batch, int request, uint2 bound, bo
 }
 
 MSA_DEVICE Request load_request(const Batch& batch, int request, bool report) {
-  return load_request(batch, request, ((const uint2*)batch.bounds)[request], report);
+  return check_request(batch, read_request(batch, request), ((const uint2*)batch.bounds)[request], report);
 }
 
 // Tokens that row `i` of the request sees: 0 to tokens.
@@ -59,9 +63,8 @@ MSA_DEVICE void prefetch_table(const Batch& batch, uint32_t blocks) {
     prefetch_l2(batch.block_table + (uint64_t)(line / lines) * batch.table_stride + line % lines * 32);
 }
 
-// Physical page of a logical page, or -1 if it must not be read.
-MSA_DEVICE int64_t physical_page(const Batch& batch, int request, uint32_t page) {
-  const int32_t id = load_page_id(batch, request, page);
+// The physical page of an entry of the block table, or -1 if it must not be read.
+MSA_DEVICE int64_t check_page(const Batch& batch, int32_t id) {
   if (id < 0 || (uint64_t)id >= batch.pages) {
     raise(batch, STATUS_PAGE);
     return -1;

@@ -38,10 +38,9 @@ MSA_DEVICE float binary_scale(float scale) { return __double2float_rn(__dmul_rn(
 
 MSA_DEVICE float weight_of(float m, float most) { return most == -INFINITY ? 0.f : exp2_approx(__fadd_rn(m, -most)); }
 
-// One more state (m, l, o) of a head whose highest reference is `most`.
-MSA_DEVICE void add_state(float2 ml, float4 o, float most, float& total, float4& out) {
-  const float a = weight_of(ml.x, most);
-  total = __fmaf_rn(ml.y, a, total);
+// One more state (l, o) of a head, of weight `a`.
+MSA_DEVICE void add_state(float l, float a, float4 o, float& total, float4& out) {
+  total = __fmaf_rn(l, a, total);
   out.x = __fmaf_rn(o.x, a, out.x), out.y = __fmaf_rn(o.y, a, out.y);
   out.z = __fmaf_rn(o.z, a, out.z), out.w = __fmaf_rn(o.w, a, out.w);
 }
@@ -64,8 +63,8 @@ MSA_DEVICE void combine_parts(const DecodeArguments& p) {
   float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
   for (uint32_t k = 0; k < p.splits; k++) {
     const uint64_t state = first + (uint64_t)k * heads;
-    add_state(*(const float2*)(p.partial_states + state * 2), *(const float4*)(p.partial_outputs + state * CHANNELS + lane * 4), most,
-              total, out);
+    const float2 ml = *(const float2*)(p.partial_states + state * 2);
+    add_state(ml.y, weight_of(ml.x, most), *(const float4*)(p.partial_outputs + state * CHANNELS + lane * 4), total, out);
   }
   finish(p, row, head, lane * 4, out, most, total, scale_or_one(p.value_factor), lane == 0);
 }

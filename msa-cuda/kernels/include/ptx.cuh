@@ -58,15 +58,17 @@ MSA_DEVICE uint32_t map_shared_rank(uint32_t a, uint32_t rank) {
   asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(rank));
   return r;
 }
-MSA_DEVICE void store_cluster_64(uint32_t a, float x, float y) {
-  asm volatile("st.shared::cluster.v2.f32 [%0],{%1,%2};" ::"r"(a), "f"(x), "f"(y) : "memory");
+// Stores to another block that its barrier counts: no fence, which would wait for all memory of the device.
+MSA_DEVICE void store_async_64(uint32_t a, float x, float y, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0],{%1,%2},[%3];"
+               ::"r"(a), "f"(x), "f"(y), "r"(barrier) : "memory");
 }
-MSA_DEVICE void store_cluster_128(uint32_t a, float4 v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0],{%1,%2,%3,%4};" ::"r"(a), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+MSA_DEVICE void store_async_128(uint32_t a, float4 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0],{%1,%2,%3,%4},[%5];"
+               ::"r"(a), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier) : "memory");
 }
 // That this block has begun: no memory is ordered by it.
 MSA_DEVICE void cluster_arrive_begun() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-MSA_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 MSA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
@@ -84,6 +86,12 @@ MSA_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared.b64 done,[%0],%1;\n@done bra DONE;\nbra AGAIN;\nDONE:\n}"
       ::"r"(barrier), "r"(parity) : "memory");
+}
+// The same for what other blocks of the cluster have stored.
+MSA_DEVICE void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done,[%0],%1;\n@done bra DONE;\nbra AGAIN;\n"
+      "DONE:\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
 // Source, destination and size are multiples of 16 bytes.
 MSA_DEVICE void bulk_copy(uint32_t destination, const uint8_t* source, uint32_t bytes, uint32_t barrier) {

@@ -41,14 +41,16 @@ impl DecodeStage {
             return Err(Error::invalid("options.splits", want, splits));
         }
         let image = image(plan);
-        let rows = lengths.requests().len() as u64 * u64::from(lengths.max_query_len());
-        let items = rows.saturating_mul(groups(op).into());
-        let choice = launch::decode_choice(items, splits, plan.traits.units);
-        let blocks = splits / choice.parts;
+        let taken = plan.decode_blocks;
+        let symbol = launch::decode_symbol(taken).filter(|_| splits.is_multiple_of(taken.parts()));
+        let symbol = symbol.ok_or_else(|| {
+            Error::Plan(format!("decode_blocks: want those of a CUDA device for {splits} parts, got {taken}"))
+        })?;
+        let blocks = splits / taken.parts();
         let cluster = if in_workspace { 1 } else { blocks };
-        let mut function = context.function(&image, choice.symbol)?;
+        let mut function = context.function(&image, symbol)?;
         if cluster == 1 {
-            function.kernel.shared -= launch::exchange_bytes(choice.parts);
+            function.kernel.shared -= launch::exchange_bytes(taken.parts());
         }
         let grid = launch::row_grid(&lengths, groups(op).saturating_mul(blocks), 1)?;
         let combine = if in_workspace {

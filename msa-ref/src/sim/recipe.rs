@@ -7,8 +7,8 @@
 //! 1. S of every token by the first product, -inf for hidden ones.
 //! 2. The reference: m' = max(m, S) (m in the unit that [`Exponent`] says). Where it is higher, `a = exp2((m - m') * c)`,
 //!    or `exp2(m - m')` under [`Exponent::Scaled`], multiplies l and O. A lagging reference first tries m as it is, and is
-//!    raised, for every head of the group, only if a sum of the step is above the limit or is no number. A state per
-//!    block starts anew with every block.
+//!    raised, for every head of the group, only if a sum of the step is above the limit or is no number, or if the reference
+//!    of some head is far ([`is_far`]). A state per block starts anew with every block.
 //! 3. `p = exp2(..)` as [`Exponent`] says, and its sums as [`RowSum`] and [`SumUpdate`] say.
 //! 4. O is chained through the product of P, scaled and rounded, and V; hidden values are +0. With `promote` the product
 //!    starts from +0 and `O = fma(O, a, product)`.
@@ -24,6 +24,7 @@
 //! [`AttentionArithmetic`]: msa_core::arithmetic::AttentionArithmetic
 //! [`Exponent`]: msa_core::arithmetic::Exponent
 //! [`Exponent::Scaled`]: msa_core::arithmetic::Exponent::Scaled
+//! [`is_far`]: msa_core::arithmetic::is_far
 //! [`RowSum`]: msa_core::arithmetic::RowSum
 //! [`SumUpdate`]: msa_core::arithmetic::SumUpdate
 //! [`Splits`]: msa_core::arithmetic::Splits

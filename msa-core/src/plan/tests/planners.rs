@@ -70,8 +70,8 @@ fn decode_fills_the_machine_as_measured() {
     };
     let batches = [1, 8, 32, 128];
     assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::E4m3, b)), [16, 4, 2, 1]);
-    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Nvfp4, b)), [16, 4, 2, 1]);
-    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Bf16, b)), [16, 2, 2, 1]);
+    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Nvfp4, b)), [16, 8, 2, 1]);
+    assert_eq!(batches.map(|b| parts(crate::cache::CacheFormat::Bf16, b)), [16, 4, 2, 1]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Exponentials: how their argument is made, and which function takes it.
 
-use msa_core::arithmetic::{Exp2, Exponent};
+use msa_core::arithmetic::{Exp2, Exponent, is_far};
 use msa_core::error::{Error, Result};
 
 use crate::arith::convert::CANONICAL_NAN;
@@ -57,6 +57,10 @@ impl Exponential {
             Exponent::Fused => {
                 let addend = if none { 0.0 } else { -(reference * slope) };
                 scores.iter_mut().for_each(|s| *s = s.mul_add(slope, addend));
+            }
+            Exponent::Scaled if is_far(reference) => {
+                let below = |d: f32| if d < 0.0 { f32::NEG_INFINITY } else { d };
+                scores.iter_mut().for_each(|s| *s = below(*s * slope - reference) + self.offset);
             }
             Exponent::Scaled => {
                 let addend = if none { 0.0 } else { -(reference - self.offset) };

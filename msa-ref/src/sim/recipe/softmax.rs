@@ -1,6 +1,6 @@
 //! The running softmax of one part: references, weights and row sums of a group of heads.
 
-use msa_core::arithmetic::{AttentionArithmetic, Exponent, Reference, RowSum, SumUpdate};
+use msa_core::arithmetic::{AttentionArithmetic, Exponent, Reference, RowSum, SumUpdate, is_far};
 use msa_core::error::Result;
 
 use super::exponent::Exponential;
@@ -79,7 +79,7 @@ impl Softmax {
     /// Takes the scores `[heads][tokens]` of one step.
     pub(super) fn step(&self, scores: Vec<f32>, rows: &mut Rows) -> Result<Step> {
         let heads = rows.reference.len();
-        if self.reference == Reference::Lagging {
+        if self.reference == Reference::Lagging && !rows.reference.iter().any(|&m| is_far(m)) {
             let weights = self.weights(scores.clone(), &rows.reference, true)?;
             let sums = self.quads(&weights);
             if sums.iter().flatten().all(|&sum| sum <= self.lag_limit) {

@@ -138,7 +138,7 @@ fn the_error_of_a_kernel_comes_back_from_the_next_call_and_stays() {
     Driver::of("9.0,9.0,9.0").run(&test_name!(), || {
         let backend = msa_cuda::backend();
         let healthy = backend.open(2).unwrap();
-        for (ordinal, line, kernel) in [(0, DECODE, "sparse_decode_pair"), (1, SELECT, "select_by_four")] {
+        for (ordinal, line, kernel) in [(0, DECODE, "sparse_decode_few"), (1, SELECT, "select_by_four")] {
             failing_kernel(&backend.open(ordinal).unwrap(), line, kernel);
             // The other devices and the list of devices are as before.
             assert_eq!(backend.devices().unwrap().len(), 3);
@@ -154,7 +154,7 @@ fn an_error_that_happened_before_a_run_comes_back_from_it() {
     Driver::of("9.0").run(&test_name!(), || {
         let device = device();
         let (first, second) = (Work::new(&device, DECODE), Work::new(&device, DECODE));
-        fake::break_kernel("sparse_decode_pair", CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        fake::break_kernel("sparse_decode_few", CUresult::CUDA_ERROR_LAUNCH_FAILED);
         first.enqueue(0).unwrap();
         second.enqueue(0).unwrap();
         assert_eq!(code(&second.status(0).unwrap_err()), 719);
