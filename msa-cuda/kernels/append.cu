@@ -117,10 +117,7 @@ struct Few : Writer<PER_STEP, CACHE, LANES_OF_FEW> {
 
   // Fills shared memory, after the first loads are under way. Nothing before the wait is a predecessor's work.
   MSA_DEVICE void prepare(uint32_t position) {
-    if (CACHE && !p.rows.winners) {
-      for (uint32_t row = threadIdx.x; row < p.rows.rows; row += THREADS) shared.slots[row] = p.rows.slots[row];
-    }
-    if (CACHE && threadIdx.x == 0) shared.factor = scale_or_one(tensor.factor);
+    if (CACHE) this->prepare_cache(shared.slots, shared.factor);
     if (tensor.rotates && p.half_is_32 && position < p.rows.positions_end) prefetch_angles(position);
     load_weights(tensor, shared.weights);
     wait_for_predecessor();

@@ -44,12 +44,20 @@ struct Writer {
   const AppendArguments& p;
   const AppendTensor& tensor;
   const float* weights;  // 1 + w, of all channels
-  const int64_t* slots;  // of all rows, if they are searched
+  const int64_t* slots;  // of all rows, if they are searched: of few, by eight lanes a head
   float* rare;           // of all of the block's warps or, if it changes, of the thread's: 16 floats a lane
   const float* factor;   // a cache's, in shared memory as well
 
   MSA_DEVICE static int lane() { return threadIdx.x % LANES; }
   MSA_DEVICE float* scratch() const { return rare + (LANES == 8 ? threadIdx.x : threadIdx.x % 32) / LANES * (16 * LANES); }
+
+  // Fills what a cache's writers read of shared memory, for all of the block.
+  MSA_DEVICE void prepare_cache(int64_t (&shared_slots)[SEARCHED_ROWS], float& shared_factor) const {
+    if (!p.rows.winners) {
+      for (uint32_t row = threadIdx.x; row < p.rows.rows; row += THREADS) shared_slots[row] = p.rows.slots[row];
+    }
+    if (threadIdx.x == 0) shared_factor = scale_or_one(tensor.factor);
+  }
 
   // True if a row is stored: it is none of the padding that starts at `end`, and its position and slot are right.
   MSA_DEVICE bool is_live(uint32_t row, uint32_t end, uint32_t position, int64_t slot) const {
@@ -64,7 +72,9 @@ struct Writer {
     const bool outside = inside && slot != -1 && (slot < 0 || page >= tensor.pages);
     if (outside) raise(p.status, p.own_status, STATUS_SLOT);
     const bool placed = inside && slot >= 0 && !outside && (int64_t)page != tensor.null_page && fits;
-    if (!p.rows.winners) return !searched<LANES>(p.rows, slots, end, row, slot, placed) && placed;
+    if constexpr (LANES == 8) {
+      if (!p.rows.winners) return !searched<LANES>(p.rows, slots, end, row, slot, placed) && placed;
+    }
     return placed && !looked_up(p.rows, row, slot);
   }
 

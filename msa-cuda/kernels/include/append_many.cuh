@@ -2,7 +2,8 @@
 //
 // A warp takes eight heads at once: of one row, and then of the next eight heads of that row, or, of a tensor of fewer heads, of
 // several rows. A group of rows has 32, and each tensor one block of threads for it, or eight where it has eight heads or more. The
-// launching side takes this kernel for counts of heads that are powers of two and for addresses and strides of 16 bytes.
+// launching side takes this kernel for counts of heads that are powers of two, for addresses and strides of 16 bytes, and never as the
+// first of a run: before it stands the one that fills the table of slots.
 #pragma once
 
 #include "append_head.cuh"
@@ -29,7 +30,7 @@ struct Many : Writer<PER_STEP, CACHE, LANES_OF_MANY> {
   ManyShared& shared;
 
   MSA_DEVICE Many(const AppendArguments& p, const AppendTensor& tensor, ManyShared& shared)
-      : Base{p, tensor, shared.weights, p.rows.slots, nullptr, &shared.factor}, shared(shared) {}
+      : Base{p, tensor, shared.weights, nullptr, nullptr, &shared.factor}, shared(shared) {}
 
   // `block` of the tensor's within the group that starts at a row.
   MSA_DEVICE void run(uint32_t group_row, uint32_t block) {
@@ -60,6 +61,7 @@ struct Many : Writer<PER_STEP, CACHE, LANES_OF_MANY> {
     uint32_t stage = 0;
 #pragma unroll 1
     for (uint32_t pass = 0; pass < passes; pass++) {
+      if (CACHE && pass) position = load_position(row), slot = load_slot(row);
       const bool live = this->is_live(row, end, position, slot), any = __any_sync(FULL_WARP, live);
       if (pass == 0 || row_step) angles = this->load_angles(live ? position : 0);
       fill(pass + STAGES - 1, stage ? stage - 1 : STAGES - 1, row + STAGES * row_step);
@@ -72,13 +74,12 @@ struct Many : Writer<PER_STEP, CACHE, LANES_OF_MANY> {
       typename Base::H values;
       unpack(pairs, values);
       const bool fast = moderate<false>(pairs);
-      const int64_t to = slot;
       row += row_step;
-      if (row_step && pass + 1 < passes) position = load_position(row), slot = load_slot(row);
+      if (!CACHE && row_step && pass + 1 < passes) position = load_position(row);
       if (any) {
         const float root = tensor.norm ? root_mean_square(values, p.epsilon) : 1.f;
         this->transform(values, fast, root, angles, 0);
-        this->store(values, CACHE ? this->place(output, head, to) : Target{output, 0}, live);
+        this->store(values, CACHE ? this->place(output, head, slot) : Target{output, 0}, live);
       }
       output += tensor.output_step;
       if (!row_step) head += HEADS_PER_WARP;
@@ -111,10 +112,6 @@ struct Many : Writer<PER_STEP, CACHE, LANES_OF_MANY> {
 template <bool PER_STEP>
 MSA_DEVICE void append_many(const AppendArguments& p) {
   __shared__ ManyShared shared;
-  if (p.own_status) {
-    wait_for_predecessor();
-    clear_own_status(p.status, p.own_status);
-  }
   const Share share = share_of(p);
   const AppendTensor& tensor = p.tensors[share.kind];
   const uint32_t row = p.rows.row_begin + share.group * 32;

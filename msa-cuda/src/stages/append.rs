@@ -113,7 +113,7 @@ impl AppendStage {
     unsafe fn launch(&self, run: &Run<'_>, arguments: &mut AppendArguments) -> Result<()> {
         let rows = u64::from(arguments.rows.row_end - arguments.rows.row_begin);
         let heads = arguments.tensors.map(|tensor| tensor.heads);
-        let how = AppendRows::of(rows, heads, is_aligned(arguments), self.units, &self.few.kernel);
+        let how = AppendRows::of(rows, heads, suits_many(arguments), self.units, &self.few.kernel);
         let grid = launch::append_grid(rows, heads, how);
         (arguments.group_blocks, arguments.group_magic, arguments.group_shift) =
             (grid.group_blocks, grid.magic, grid.shift);
@@ -315,13 +315,14 @@ fn divide(tensor: &mut AppendTensor, how: AppendRows) {
     }
 }
 
-/// Whether the kernel for many rows can copy 16 bytes of a row, read four angles and store eight bytes at once, and rotates 64
-/// channels or none.
-fn is_aligned(a: &AppendArguments) -> bool {
+/// Whether the kernel for many rows finds a table of slots, can copy 16 bytes of a row, read four angles and store eight bytes at
+/// once, and rotates 64 channels or none.
+fn suits_many(a: &AppendArguments) -> bool {
     let all = |addresses: &[u64], bytes: u64| addresses.iter().all(|at| at.is_multiple_of(bytes));
     let rotates = a.half == 0 || a.half_is_32 != 0 && all(&[a.cosines, a.sines, 4 * a.cosine_row], 16);
     let mut tensors = a.tensors.iter().filter(|tensor| tensor.heads > 0);
     rotates
+        && a.rows.winners != 0
         && tensors.all(|t| {
             all(&[t.source, t.source_row, t.source_head], 16)
                 && all(&[t.output.address, t.output.page_stride, t.output.head_stride], 8)
