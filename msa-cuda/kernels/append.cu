@@ -98,9 +98,9 @@ struct Few : Writer<PER_STEP, CACHE, LANES_OF_FEW> {
   MSA_DEVICE void begin_run(const uint8_t* head, uint32_t row) const {
     constexpr int SECTOR = 32, SECTORS = 2 * CHANNELS / SECTOR;
     static_assert(SECTORS == LANES_OF_FEW, "a sector a lane");
-    prefetch(head + lane() * SECTOR);
-    if (CACHE && threadIdx.x < p.rows.rows / 4) prefetch(p.rows.slots + 4 * threadIdx.x);
-    if (tensor.norm && threadIdx.x < SECTORS) prefetch(tensor.norm + threadIdx.x * (SECTOR / 2));
+    prefetch_l2(head + lane() * SECTOR);
+    if (CACHE && threadIdx.x < p.rows.rows / 4) prefetch_l2(p.rows.slots + 4 * threadIdx.x);
+    if (tensor.norm && threadIdx.x < SECTORS) prefetch_l2(tensor.norm + threadIdx.x * (SECTOR / 2));
     if (tensor.rotates && p.half_is_32) {
       const uint32_t position = load_uncached((const uint32_t*)p.rows.positions + min(row, p.rows.row_end - 1));
       if (position < p.rows.positions_end) prefetch_angles(position);
@@ -112,7 +112,7 @@ struct Few : Writer<PER_STEP, CACHE, LANES_OF_FEW> {
   // The lines of a position in both tables, 128 bytes each.
   MSA_DEVICE void prefetch_angles(uint32_t position) const {
     const int sector = lane() % 4;
-    prefetch((lane() < 4 ? p.cosines : p.sines) + (uint64_t)position * p.cosine_row + sector * 8);
+    prefetch_l2((lane() < 4 ? p.cosines : p.sines) + (uint64_t)position * p.cosine_row + sector * 8);
   }
 
   // Fills shared memory, after the first loads are under way. Nothing before the wait is a predecessor's work.

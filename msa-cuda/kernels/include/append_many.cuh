@@ -13,13 +13,38 @@ namespace msa {
 constexpr int LANES_OF_MANY = 4, HEADS_PER_WARP = 32 / LANES_OF_MANY, STAGES = 3;
 
 // Sources of a warp's heads, one stage.
-struct Stage {
+struct __align__(128) Stage {
   uint4 pieces[HEADS_PER_WARP][16];
 };
 struct ManyShared {
   float weights[CHANNELS];  // 1 + w
   Stage stages[THREADS / 32][STAGES];
   float factor;
+};
+
+// Where a lane copies 16 bytes to and reads 8 bytes from in a stage. Heads next to each other have their pieces of 32 bytes in
+// different order (piece i of head h is at i ^ (h & 3)), so that the reads of a warp do not collide.
+struct Places {
+  uint32_t copied, read_from;
+
+  MSA_DEVICE Places(uint32_t stages, uint32_t unit, uint32_t lane) {
+    const uint32_t head = stages + unit * 2 * CHANNELS, swap = unit & 3;
+    copied = (head + 16 * lane) ^ (32 * swap);
+    read_from = (head + 8 * lane) ^ (32 * swap);
+  }
+  MSA_DEVICE void copy(uint32_t stage, const uint8_t* source) const {
+    const uint32_t to = copied + stage * (uint32_t)sizeof(Stage);
+#pragma unroll
+    for (int i = 0; i < 4; i++) copy_16((to ^ 64 * (i % 2)) + 128 * (i / 2), source + 64 * i);
+  }
+  MSA_DEVICE void read(uint32_t stage, Pairs<LANES_OF_MANY>& pairs) const {
+    const uint32_t from = read_from + stage * (uint32_t)sizeof(Stage);
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+      const uint2 two = load_shared_64((from ^ 32 * (m % 4)) + 128 * (m / 4));
+      pairs.word[2 * m] = two.x, pairs.word[2 * m + 1] = two.y;
+    }
+  }
 };
 
 // The eight heads of a pass that a warp takes, of one tensor.
@@ -40,9 +65,10 @@ struct Many : Writer<PER_STEP, CACHE, LANES_OF_MANY> {
     uint32_t row = group_row + (row_step ? 8 * warp + (unit >> shift) : 4 * block + warp), head = unit & (tensor.heads - 1);
     const uint32_t end = min(p.rows.row_end, live_rows(p.rows));
     const uint8_t* source = tensor.source + min(row, last) * tensor.source_row + head * tensor.source_head + 16 * lane();
+    const Places places(shared_address(&shared.stages[warp]), unit, lane());
     // Starts the copies of a pass; the pass after it is of row `next`.
     auto fill = [&](uint32_t pass, uint32_t stage, uint32_t next) {
-      if (pass < passes) copy_head(shared.stages[warp][stage].pieces[unit], unit, source);
+      if (pass < passes) places.copy(stage, source);
       if (next <= last) source += tensor.source_step;
       copies_commit();
     };
@@ -58,17 +84,19 @@ struct Many : Writer<PER_STEP, CACHE, LANES_OF_MANY> {
     release_successor();
     __syncthreads();
     Angles<LANES_OF_MANY> angles;
+    bool live = false;
     uint32_t stage = 0;
 #pragma unroll 1
     for (uint32_t pass = 0; pass < passes; pass++) {
       if (CACHE && pass) position = load_position(row), slot = load_slot(row);
-      const bool live = this->is_live(row, end, position, slot), any = __any_sync(FULL_WARP, live);
-      if (pass == 0 || row_step) angles = this->load_angles(live ? position : 0);
+      if (CACHE || pass == 0 || row_step) live = this->is_live(row, end, position, slot);
+      const bool any = __any_sync(FULL_WARP, live);
+      if (CACHE || pass == 0 || row_step) angles = this->load_angles(live ? position : 0);
       fill(pass + STAGES - 1, stage ? stage - 1 : STAGES - 1, row + STAGES * row_step);
       copies_wait<STAGES - 1>();
       __syncwarp();
       Pairs<LANES_OF_MANY> pairs;
-      read_head(shared.stages[warp][stage].pieces[unit], unit, pairs);
+      places.read(stage, pairs);
       __syncwarp();
       rare = (float*)&shared.stages[warp][stage];
       typename Base::H values;
@@ -92,21 +120,6 @@ struct Many : Writer<PER_STEP, CACHE, LANES_OF_MANY> {
     return p.rows.positions ? (uint32_t)p.rows.positions[min(row, p.rows.row_end - 1)] : 0;
   }
   MSA_DEVICE int64_t load_slot(uint32_t row) const { return CACHE && row < p.rows.row_end ? p.rows.slots[row] : -1; }
-
-  // Heads next to each other have their pieces of 32 bytes in different order, so that eight bytes a lane do not collide.
-  MSA_DEVICE static uint32_t swap(uint32_t unit) { return 2 * (unit & 3); }
-  // Four pieces of 16 bytes a lane.
-  MSA_DEVICE void copy_head(uint4* pieces, uint32_t unit, const uint8_t* source) const {
-#pragma unroll
-    for (int i = 0; i < 4; i++) copy_16(shared_address(pieces + ((4 * i + lane()) ^ swap(unit))), source + 64 * i);
-  }
-  MSA_DEVICE void read_head(const uint4* pieces, uint32_t unit, Pairs<LANES_OF_MANY>& pairs) const {
-#pragma unroll
-    for (int m = 0; m < TILES; m++) {
-      const uint2 two = load_shared_64(shared_address(pieces + ((2 * m) ^ swap(unit))) + 8 * lane());
-      pairs.word[2 * m] = two.x, pairs.word[2 * m + 1] = two.y;
-    }
-  }
 };
 
 template <bool PER_STEP>

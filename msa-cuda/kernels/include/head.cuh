@@ -51,14 +51,12 @@ MSA_DEVICE float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
 MSA_DEVICE float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 MSA_DEVICE float round_bf16(float x) { return bf16_low(to_bf16x2(0.f, x)); }
 
-// Of four lanes the compiler must not keep the pairs as well, to unpack them again where they are seldom needed.
 template <int LANES>
 MSA_DEVICE void unpack(const Pairs<LANES>& pairs, Head<LANES>& head) {
 #pragma unroll
   for (int i = 0; i < pairs.COUNT; i++) {
     head.x[2 * i] = bf16_low(pairs.word[i]);
     head.x[2 * i + 1] = bf16_high(pairs.word[i]);
-    if constexpr (LANES == 4) asm volatile("" : "+f"(head.x[2 * i]), "+f"(head.x[2 * i + 1]));
   }
 }
 

@@ -49,8 +49,6 @@ MSA_DEVICE void store_shared_128(uint32_t a, uint4 v) {
 MSA_DEVICE void store_shared_float(uint32_t a, float v) { store_shared_32(a, __float_as_uint(v)); }
 
 // ---- global memory ----
-// Brings the line of an address to the L2.
-MSA_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // Past the L1, where a line read before the predecessor is done would stay.
 MSA_DEVICE uint32_t load_uncached(const uint32_t* p) {
   uint32_t r;
@@ -75,6 +73,7 @@ MSA_DEVICE void cluster_arrive_begun() { asm volatile("barrier.cluster.arrive.re
 MSA_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// Brings the line of an address to the L2.
 MSA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // ---- barriers and bulk copies ----
