@@ -239,7 +239,7 @@ pub(crate) struct RowArguments {
     pub(crate) later: u32,
 }
 
-/// Arguments of `append_once` and `append_per_step`.
+/// Arguments of `append_once`, `append_per_step` and the two for many rows.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AppendArguments {

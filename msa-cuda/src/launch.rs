@@ -134,21 +134,57 @@ pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
     Ok(Grid { x, y: 1, cluster: 1 })
 }
 
-/// Heads that a block of `append` takes in one pass: 128 threads, eight a head.
+/// How `append` takes its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AppendRows {
+    /// Eight lanes a head, a block of threads as many passes: the least for a lane to do.
+    Few {
+        /// Passes.
+        passes: u32,
+    },
+    /// Four lanes a head, a warp eight heads after the other: the fewest instructions.
+    Many,
+}
+
+/// Heads that a block of few rows takes in one pass.
 const APPEND_HEADS: u64 = 16;
+
+/// Rows of a group of many, the heads that one of its warps takes at once, and its blocks for a tensor of so many heads or more.
+const MANY_ROWS: u64 = 32;
+const MANY_HEADS: u32 = 8;
+const MANY_BLOCKS: u32 = 8;
+
+/// Rows from which on a warp takes eight heads at once: more than are searched for their slots. Measured on an H200 (driver
+/// 580.159), few and many, in fp8: 1,024 rows 17 and 32 us, 4,096 rows 48 and 44, 32,768 rows 308 and 270.
+const APPEND_MANY: u64 = 4096;
 
 /// Most passes of a block of `append`.
 const APPEND_PASSES: u64 = 8;
 
-/// Passes of every block of `append` over `heads` (row, head) pairs: one until the machine has been filled several times.
-pub(crate) fn append_passes(heads: u64, units: u32, kernel: &Kernel) -> u32 {
-    let filled = u64::from(units.max(1)) * u64::from(kernel.blocks.max(1));
-    let waves = heads.div_ceil(APPEND_HEADS) / filled;
-    (waves / 4).clamp(1, APPEND_PASSES) as u32
+impl AppendRows {
+    /// For a launch of `rows` rows of so many heads, which suit the kernel for many or not. Few take one
+    /// pass until the machine has been filled several times.
+    pub(crate) fn of(rows: u64, heads: [u32; 5], suits: bool, units: u32, kernel: &Kernel) -> Self {
+        if suits && rows >= APPEND_MANY && heads.iter().all(|heads| *heads == 0 || heads.is_power_of_two()) {
+            return Self::Many;
+        }
+        let pairs = rows.saturating_mul(heads.iter().map(|&heads| u64::from(heads)).sum());
+        let filled = u64::from(units.max(1)) * u64::from(kernel.blocks.max(1));
+        let waves = pairs.div_ceil(APPEND_HEADS) / filled;
+        Self::Few { passes: (waves / 4).clamp(1, APPEND_PASSES) as u32 }
+    }
+
+    /// Rows of a group of blocks.
+    fn group(self) -> u64 {
+        match self {
+            Self::Few { passes } => APPEND_HEADS * u64::from(passes),
+            Self::Many => MANY_ROWS,
+        }
+    }
 }
 
-/// How the blocks of `append` share its work: each group of `16 * passes` rows takes as many blocks, a range of them for each
-/// tensor, so that tensors run side by side.
+/// How the blocks of `append` share its work: each group of rows takes as many blocks, a range of them for each tensor, so that
+/// tensors run side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AppendGrid {
     /// Blocks in all.
@@ -164,25 +200,46 @@ pub(crate) struct AppendGrid {
 }
 
 /// The grid for `rows` rows of five tensors of so many heads. Fewer rows than a block has heads need fewer blocks.
-pub(crate) fn append_grid(rows: u64, heads: [u32; 5], passes: u32) -> AppendGrid {
-    let in_pass = rows.next_power_of_two().min(APPEND_HEADS) as u32;
+pub(crate) fn append_grid(rows: u64, heads: [u32; 5], how: AppendRows) -> AppendGrid {
     let mut first_blocks = [0; 5];
     let mut group_blocks = 0;
     for (first, heads) in first_blocks.iter_mut().zip(heads) {
         *first = group_blocks;
-        let (period, row_step) = append_turn(heads);
-        let own = if heads == 0 { 0 } else { in_pass.div_ceil(row_step).saturating_mul(period) };
         // More than can be counted are more than a grid has: the driver refuses them.
-        group_blocks = u32::saturating_add(group_blocks, own);
+        group_blocks = u32::saturating_add(group_blocks, group_blocks_of(rows, heads, how));
     }
     // 2^(31 + bits) / blocks rounded up, with 2^bits at least blocks: 32 bits that are exact for 31-bit numbers.
     let bits = u64::from(group_blocks).next_power_of_two().trailing_zeros().max(1);
     let magic = (1_u64 << (31 + bits)).div_ceil(group_blocks.max(2).into()) as u32;
-    let blocks = rows.div_ceil(APPEND_HEADS * u64::from(passes)) * u64::from(group_blocks);
+    let blocks = rows.div_ceil(how.group()) * u64::from(group_blocks);
     AppendGrid { blocks, group_blocks, first_blocks, magic, shift: bits - 1 }
 }
 
-/// Within a group, blocks of a tensor of `heads` heads after which head 0 is first again, and the rows that so many blocks
+fn group_blocks_of(rows: u64, heads: u32, how: AppendRows) -> u32 {
+    match how {
+        _ if heads == 0 => 0,
+        AppendRows::Few { .. } => {
+            let (period, row_step) = append_turn(heads);
+            (rows.next_power_of_two().min(APPEND_HEADS) as u32).div_ceil(row_step).saturating_mul(period)
+        }
+        AppendRows::Many if heads >= MANY_HEADS => MANY_BLOCKS,
+        AppendRows::Many => 1,
+    }
+}
+
+/// Of many rows, passes of a warp over a tensor of `heads` heads, and how many rows each goes on: 0 if it goes on in a row.
+pub(crate) fn append_passes(heads: u32) -> (u32, u32) {
+    match heads {
+        0 => (1, 0),
+        MANY_HEADS.. => (heads / MANY_HEADS, 0),
+        _ => (heads, MANY_HEADS / heads),
+    }
+}
+
+/// Heads that a pass over many rows goes on within a row.
+pub(crate) const APPEND_HEAD_STEP: u64 = MANY_HEADS as u64;
+
+/// Within a group of few rows, blocks of a tensor of `heads` heads after which head 0 is first again, and the rows that so many blocks
 /// take in a pass: a lane keeps its head.
 pub(crate) fn append_turn(heads: u32) -> (u32, u32) {
     if heads == 0 {
@@ -294,35 +351,77 @@ mod tests {
     #[test]
     fn append_takes_one_pass_until_the_machine_is_full() {
         let kernel = Kernel { symbol: "append_once", threads: 128, shared: 0, blocks: 8 };
-        let passes = |rows: u64| append_passes(77 * rows, 132, &kernel);
-        assert_eq!([1, 128, 1024, 32_768].map(passes), [1, 1, 1, 8]);
+        let how = |rows: u64, aligned| AppendRows::of(rows, [4, 4, 1, 4, 64], aligned, 132, &kernel);
+        let few = [1, 128, 1024, 32_768].map(|rows| how(rows, false));
+        assert_eq!(few, [1, 1, 1, 8].map(|passes| AppendRows::Few { passes }));
+        assert_eq!(
+            [4095, 4096].map(|rows| how(rows, true)),
+            [AppendRows::Few { passes: 4 }, AppendRows::Many]
+        );
+        let odd = AppendRows::of(4096, [3, 3, 1, 6, 24], true, 132, &kernel);
+        assert_eq!(odd, AppendRows::Few { passes: 2 });
     }
 
-    /// Walks the blocks as append.cu does.
+    /// Times that each head of each row of a tensor is taken.
+    type Seen = std::collections::HashMap<(u64, u32), u32>;
+
+    /// Walks the blocks of few rows as append.cu does.
+    fn walk_few(rows: u64, heads: [u32; 5], passes: u32) -> [Seen; 5] {
+        let grid = append_grid(rows, heads, AppendRows::Few { passes });
+        let mut seen = [(); 5].map(|()| Seen::new());
+        for number in 0..grid.blocks as u32 {
+            let (group, block) = (number / grid.group_blocks, number % grid.group_blocks);
+            let kind = (1..5).filter(|&k| block >= grid.first_blocks[k]).count();
+            let (heads, (period, row_step)) = (heads[kind], append_turn(heads[kind]));
+            let unit = block - grid.first_blocks[kind];
+            let first = group * passes * APPEND_HEADS as u32 + unit / period * passes * row_step;
+            for pair in (0..APPEND_HEADS as u32).map(|lane| unit % period * APPEND_HEADS as u32 + lane) {
+                for row in (0..passes).map(|pass| u64::from(first + pair / heads + pass * row_step)) {
+                    *seen[kind].entry((row, pair % heads)).or_insert(0) += u32::from(row < rows);
+                }
+            }
+        }
+        seen
+    }
+
+    /// Walks the blocks of many rows as append_many.cuh does.
+    fn walk_many(rows: u64, heads: [u32; 5]) -> [Seen; 5] {
+        let grid = append_grid(rows, heads, AppendRows::Many);
+        let mut seen = [(); 5].map(|()| Seen::new());
+        for number in 0..grid.blocks as u32 {
+            let (group, block) = (number / grid.group_blocks, number % grid.group_blocks);
+            let kind = (1..5).filter(|&k| block >= grid.first_blocks[k]).count();
+            let (heads, (passes, row_step)) = (heads[kind], append_passes(heads[kind]));
+            for (warp, unit) in (0..4).flat_map(|warp| (0..8).map(move |unit| (warp, unit))) {
+                let block = block - grid.first_blocks[kind];
+                let mut row =
+                    group * 32 + if row_step > 0 { 8 * warp + unit / heads } else { 4 * block + warp };
+                let mut head = unit % heads;
+                for _ in 0..passes {
+                    let taken = seen[kind].entry((row.into(), head)).or_insert(0);
+                    *taken += u32::from(u64::from(row) < rows);
+                    row += row_step;
+                    head += if row_step > 0 { 0 } else { 8 };
+                }
+            }
+        }
+        seen
+    }
+
     #[test]
     fn blocks_of_append_cover_every_head_of_every_row_once() {
         let (m3, odd, small) = ([4, 4, 1, 4, 64], [3, 3, 1, 6, 24], [1, 1, 1, 0, 5]);
-        for (rows, heads, passes) in
-            [(1, m3, 1), (5, m3, 1), (128, m3, 1), (100, m3, 3), (65, odd, 2), (7, small, 1), (40, small, 1)]
-        {
-            let grid = append_grid(rows, heads, passes);
-            let mut seen = [(); 5].map(|()| std::collections::HashMap::new());
-            for number in 0..grid.blocks as u32 {
-                let (group, block) = (number / grid.group_blocks, number % grid.group_blocks);
-                let kind = (1..5).filter(|&k| block >= grid.first_blocks[k]).count();
-                let (heads, (period, row_step)) = (heads[kind], append_turn(heads[kind]));
-                let unit = block - grid.first_blocks[kind];
-                let first = group * passes * APPEND_HEADS as u32 + unit / period * passes * row_step;
-                for pair in (0..APPEND_HEADS as u32).map(|lane| unit % period * APPEND_HEADS as u32 + lane) {
-                    for row in (0..passes).map(|pass| u64::from(first + pair / heads + pass * row_step)) {
-                        *seen[kind].entry((row, pair % heads)).or_insert(0) += u32::from(row < rows);
-                    }
-                }
-            }
+        let few =
+            [(1, m3, 1), (5, m3, 1), (128, m3, 1), (100, m3, 3), (65, odd, 2), (7, small, 1), (40, small, 1)];
+        let few = few.map(|(rows, heads, passes)| (rows, heads, walk_few(rows, heads, passes)));
+        let many =
+            [(256, m3), (300, m3), (31, [1, 1, 1, 1, 16]), (77, [2, 2, 1, 2, 32]), (40, [8, 8, 1, 0, 128])];
+        let many = many.map(|(rows, heads)| (rows, heads, walk_many(rows, heads)));
+        for (rows, heads, seen) in few.into_iter().chain(many) {
             for (seen, heads) in seen.iter().zip(heads) {
                 let times = seen.values().filter(|&&times| times > 0);
-                assert_eq!(times.clone().count() as u64, rows * u64::from(heads), "{rows} {heads} {passes}");
-                assert!(times.into_iter().all(|&times| times == 1), "{rows} {heads} {passes}");
+                assert_eq!(times.clone().count() as u64, rows * u64::from(heads), "{rows} {heads}");
+                assert!(times.into_iter().all(|&times| times == 1), "{rows} {heads}");
             }
         }
     }
@@ -343,15 +442,19 @@ mod tests {
 
     #[test]
     fn few_rows_take_few_blocks() {
-        let blocks = |rows| append_grid(rows, [4, 4, 1, 4, 64], 1).blocks;
+        let blocks = |rows| append_grid(rows, [4, 4, 1, 4, 64], AppendRows::Few { passes: 1 }).blocks;
         assert_eq!([1, 2, 8, 16, 17, 128].map(blocks), [8, 12, 39, 77, 154, 616]);
+        // The bound of the status words of a run is that of few rows.
+        let many = |rows| append_grid(rows, [4, 4, 1, 4, 64], AppendRows::Many).blocks;
         assert!((1..300).all(|rows| blocks(rows) <= blocks(rows + 1)));
+        assert!((APPEND_MANY..6000).all(|rows| many(rows) <= blocks(rows)));
     }
 
     #[test]
     fn blocks_are_divided_by_those_of_a_group_exactly() {
         for heads in (2..300).chain([1 << 20, (1 << 20) + 16]) {
-            let AppendGrid { group_blocks, magic, shift, .. } = append_grid(16, [heads, 0, 1, 0, 0], 1);
+            let AppendGrid { group_blocks, magic, shift, .. } =
+                append_grid(16, [heads, 0, 1, 0, 0], AppendRows::Few { passes: 1 });
             let near =
                 [group_blocks - 1, group_blocks, 7 * group_blocks - 1, 7 * group_blocks, (1 << 31) - 1];
             for n in (0..40_u32).map(|i| i * 53_687_091).chain(near) {
@@ -386,8 +489,9 @@ mod tests {
         let choice = index_choice(8, 1 << 30, CacheFormat::Nvfp4, total_blocks(&plan, &lengths));
         assert_eq!(index_grid(&plan, &lengths, &choice, &kernel).y, 1 << 28);
         assert!(row_grid(&lengths, u32::MAX, 16).is_err());
-        assert_eq!(append_passes(u64::MAX, u32::MAX, &kernel), 8);
-        let grid = append_grid(1024, [u32::MAX; 5], 1);
+        let few = AppendRows::of(u64::MAX, [u32::MAX; 5], true, u32::MAX, &kernel);
+        assert_eq!(few, AppendRows::Few { passes: 8 });
+        let grid = append_grid(1024, [u32::MAX; 5], AppendRows::Few { passes: 1 });
         assert_eq!((grid.group_blocks, grid.blocks), (u32::MAX, 64 * u64::from(u32::MAX)));
     }
 

@@ -13,7 +13,7 @@ use msa_core::tensor::{DType, Tensor};
 use super::Bench;
 
 /// Tokens of a call.
-const TOKENS: [u64; 6] = [1, 8, 32, 128, 1024, 32_768];
+const TOKENS: [u64; 8] = [1, 8, 32, 128, 256, 1024, 4096, 32_768];
 /// Heads of a row: query, K, V, index query, index key.
 const HEADS: u64 = 64 + 4 + 4 + 4 + 1;
 /// Read and written bytes a second of a copy, measured on an H200 (driver 580.159).
@@ -39,7 +39,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
             line += &format!("  {last:7.2}");
         }
         let (kv, index) = bytes_per_token(&Geometry::M3, format, format);
-        let bytes = TOKENS[5] * (HEADS * 256 + kv + index + 68 * 128 * query.bytes());
+        let bytes = TOKENS[7] * (HEADS * 256 + kv + index + 68 * 128 * query.bytes());
         println!("{line}  {:5.1}%", bytes as f64 / (last * 1e-6) / COPY * 100.0);
     }
     Ok(())
@@ -58,7 +58,7 @@ pub(super) fn fill(bench: &Bench<'_>) -> Result<()> {
     };
     let rows: Vec<u8> = (0..1024 * HEADS * 128).flat_map(|_| bf16::from_f32(next()).to_le_bytes()).collect();
     let memory = bench.device.memory();
-    for piece in 0..TOKENS[5] / 1024 {
+    for piece in 0..TOKENS[7] / 1024 {
         memory.write(bench.inputs + piece * rows.len() as u64, &rows)?;
     }
     let angles: Vec<u8> = (0..POSITIONS * 32).flat_map(|_| (next() * 0.5).to_le_bytes()).collect();

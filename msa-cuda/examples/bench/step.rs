@@ -22,39 +22,76 @@ const SCORES: u64 = 512 << 20;
 /// Microseconds of the step with its append, without, and of the stages without it one after the other.
 pub(super) fn run(bench: &Bench<'_>) -> Result<()> {
     fill(bench)?;
-    println!("step: with append / without / stages of their own without, B = {REQUESTS:?}");
-    for (name, query, cache, precision) in [
-        ("nvfp4 faithful", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Faithful),
-        ("nvfp4 fast", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Fast),
-        ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
-        ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
-    ] {
+    println!(
+        "step: with append / without / stages of their own without; append, scoring, + selection, attention alone; \
+         B = {REQUESTS:?}"
+    );
+    for (name, query, cache, precision) in FORMATS {
         if !chosen(name) {
             continue;
         }
         for context in [32_768, POSITIONS] {
             let mut line = format!("step {name:15} {:4}K:", context / 1024);
+            let mut parts = format!("     {name:15} {:4}K:", context / 1024);
             for requests in REQUESTS {
-                let op = Step {
-                    append: Append {
-                        kv: cache,
-                        index: cache,
-                        query,
-                        index_query: query,
-                        ..Append::default()
-                    },
-                    index: IndexScore { query, keys: cache, precision, ..IndexScore::default() },
-                    attention: Attention { query, cache, ..Attention::default() },
-                    ..Step::default()
-                };
-                let stages = Stages { bench, requests, context, op };
-                let [appended, whole, alone] = [stages.step(true)?, stages.step(false)?, stages.alone()?];
+                let stages = Stages { bench, requests, context, op: step(query, cache, precision) };
+                let [scoring, selection, attention] = stages.alone()?;
+                let stage = |stage: &Stage| time(bench, &[stage]);
+                let [appended, whole] = [stage(&stages.step(true)?)?, stage(&stages.step(false)?)?];
+                let alone = time(bench, &[&scoring, &selection, &attention])?;
                 line += &format!("  {appended:6.1} / {whole:6.1} / {alone:6.1}");
+                let append = stage(&stages.append()?)?;
+                let [scored, attended] = [stage(&scoring)?, stage(&attention)?];
+                let selected = time(bench, &[&scoring, &selection])?;
+                parts += &format!("  {append:4.1} {scored:6.1} {selected:6.1} {attended:5.1}");
             }
-            println!("{line}");
+            println!("{line}\n{parts}");
         }
     }
+    alternate(bench)
+}
+
+/// Two steps of different formats in turn: both together, and the sum of their times in graphs of their own.
+fn alternate(bench: &Bench<'_>) -> Result<()> {
+    let [first, .., last] = FORMATS;
+    let mut line = format!("step {} and {} in turn, the sum of both:", first.0, last.0);
+    for requests in REQUESTS {
+        let [one, other] = [first, last].map(|(_, query, cache, precision)| {
+            let op = step(query, cache, precision);
+            Stages { bench, requests, context: POSITIONS, op }.step(true)
+        });
+        let (one, other) = (one?, other?);
+        let sum = time(bench, &[&one])? + time(bench, &[&other])?;
+        line += &format!("  {:6.1} {sum:6.1}", time(bench, &[&one, &other])?);
+    }
+    println!("{line}");
     Ok(())
+}
+
+/// Name, queries, caches and precision of the steps.
+const FORMATS: [(&str, DType, CacheFormat, ScorePrecision); 4] = [
+    ("nvfp4 faithful", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Faithful),
+    ("nvfp4 fast", DType::E4m3, CacheFormat::Nvfp4, ScorePrecision::Fast),
+    ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
+    ("bf16", DType::Bf16, CacheFormat::Bf16, ScorePrecision::Faithful),
+];
+
+fn step(query: DType, cache: CacheFormat, precision: ScorePrecision) -> Step {
+    Step {
+        append: Append { kv: cache, index: cache, query, index_query: query, ..Append::default() },
+        index: IndexScore { query, keys: cache, precision, ..IndexScore::default() },
+        attention: Attention { query, cache, ..Attention::default() },
+        ..Step::default()
+    }
+}
+
+/// An operation of its own, and its arguments.
+type Stage = (Box<dyn Prepared>, Vec<Args>);
+
+fn time(bench: &Bench<'_>, stages: &[&Stage]) -> Result<f64> {
+    let stages: Vec<(&dyn Prepared, &[Args])> =
+        stages.iter().map(|(prepared, args)| (&**prepared, &args[..])).collect();
+    bench.time(&stages)
 }
 
 /// One shape.
@@ -89,27 +126,41 @@ impl Stages<'_> {
     }
 
     /// The composite.
-    fn step(&self, appends: bool) -> Result<f64> {
+    fn step(&self, appends: bool) -> Result<Stage> {
         let (g, op) = (self.op.attention.geometry, &self.op);
         let prepared = self.prepare(&Op::Step(Step { appends, ..op.clone() }))?;
-        let (kv, index) = self.caches()?;
         let mut all = Vec::new();
         for (set, (batch, table)) in (0_u64..).zip(self.batches()?) {
-            let mut args = with_batch(&batch, Some(&table))
-                .with(Role::Query, self.rows(QUERY, op.attention.query, g.query_heads, 128)?)
-                .with(Role::IndexQuery, self.rows(INDEX_QUERY, op.index.query, g.index_heads, 128)?)
+            let mut args = self
+                .appended(set, appends)?
+                .with(Role::BlockTable, table)
                 .with(Role::BlockIndices, self.rows(INDICES, DType::I32, g.index_heads, g.top_k.into())?)
-                .with(Role::Output, self.rows(OUTPUT, op.attention.output.dtype, g.query_heads, 128)?)
-                .with_kv_cache(kv)
-                .with_index_cache(index);
-            if appends {
-                for (role, tensor) in self.new_tokens(set, kv.pages)?.tensors() {
-                    args = args.with(*role, *tensor);
-                }
+                .with(Role::Output, self.rows(OUTPUT, op.attention.output.dtype, g.query_heads, 128)?);
+            for (role, tensor) in batch.tensors() {
+                args = args.with(*role, *tensor);
             }
             all.push(args);
         }
-        self.bench.time(&[(&*prepared, &all)])
+        Ok((prepared, all))
+    }
+
+    /// Append alone.
+    fn append(&self) -> Result<Stage> {
+        let sets = 0..self.batches()?.len() as u64;
+        let all = sets.map(|set| self.appended(set, true)).collect::<Result<_>>()?;
+        Ok((self.prepare(&Op::Append(self.op.append.clone()))?, all))
+    }
+
+    /// Caches and queries, and what is appended to them.
+    fn appended(&self, set: u64, appends: bool) -> Result<Args> {
+        let (g, op) = (self.op.attention.geometry, &self.op);
+        let (kv, index) = self.caches()?;
+        let args = if appends { self.new_tokens(set, kv.pages)? } else { Args::new() };
+        Ok(args
+            .with(Role::Query, self.rows(QUERY, op.attention.query, g.query_heads, 128)?)
+            .with(Role::IndexQuery, self.rows(INDEX_QUERY, op.index.query, g.index_heads, 128)?)
+            .with_kv_cache(kv)
+            .with_index_cache(index))
     }
 
     /// The last token of every request, in some page.
@@ -129,13 +180,8 @@ impl Stages<'_> {
     }
 
     /// Scoring, selection and attention as operations of their own.
-    fn alone(&self) -> Result<f64> {
+    fn alone(&self) -> Result<[Stage; 3]> {
         let (g, op) = (self.op.attention.geometry, &self.op);
-        let stages = [
-            self.prepare(&Op::IndexScore(op.index.clone()))?,
-            self.prepare(&Op::Select(op.select.clone()))?,
-            self.prepare(&Op::SparseDecode(op.attention.clone()))?,
-        ];
         let (kv, index) = self.caches()?;
         let scores = self.rows(SCORES, DType::F32, g.index_heads, self.context / 128)?;
         let indices = self.rows(INDICES, DType::I32, g.index_heads, g.top_k.into())?;
@@ -151,8 +197,11 @@ impl Stages<'_> {
             let attended = paged.with(Role::Query, query).with(Role::BlockIndices, indices);
             each[2].push(attended.with(Role::Output, output).with_kv_cache(kv));
         }
-        let all: Vec<(&dyn Prepared, &[Args])> =
-            stages.iter().zip(&each).map(|(stage, args)| (&**stage, &args[..])).collect();
-        self.bench.time(&all)
+        let [scored, selected, attended] = each;
+        Ok([
+            (self.prepare(&Op::IndexScore(op.index.clone()))?, scored),
+            (self.prepare(&Op::Select(op.select.clone()))?, selected),
+            (self.prepare(&Op::SparseDecode(op.attention.clone()))?, attended),
+        ])
     }
 }

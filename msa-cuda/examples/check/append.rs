@@ -46,7 +46,7 @@ const QUERIES: [DType; 3] = [DType::Bf16, DType::E4m3, DType::F16];
 
 impl Case {
     pub(super) fn append(random: &mut Random, geometry: Geometry) -> Self {
-        let rotary_dim = random.pick(&[64, 64, 64, 128, 32, 96, 0, 2, 6, 48, 20, 16, 80, 126]);
+        let rotary_dim = random.pick(&[64, 64, 64, 64, 64, 64, 128, 32, 96, 0, 2, 6, 48, 20, 16, 80, 126]);
         let op = Append {
             geometry,
             kv: random.pick(&FORMATS),
@@ -65,7 +65,8 @@ impl Case {
         let mut case = Self::empty(random, Op::Append(op.clone()), 1);
         let few = [1, 2, 3, 8, 33, 128, 300, 1024];
         let small = geometry.query_heads <= 16;
-        let rows = if small { random.pick(&[1, 8, 128, 1024, 1025, 1700, 3000]) } else { random.pick(&few) };
+        let rows =
+            if small { random.pick(&[1, 8, 128, 1024, 1025, 1700, 3000, 4100]) } else { random.pick(&few) };
         case.bounds = Lengths::upto(1, (rows + random.below(4)) as u32, 4096).unwrap_or_default();
         if random.chance(40) {
             // Windows of a third of the rows.

@@ -125,9 +125,9 @@ struct AppendTensor {
   int64_t null_page;      // -1 if there is none
   uint32_t heads, format, is_cache, rotates, scale_is_quad;
   uint32_t first_block;   // blocks of threads in a group of rows, from here to the next tensor's
-  uint32_t period;        // blocks after which head 0 is first again, and the rows that they take in a pass
-  uint32_t row_step;
-  uint64_t source_step, output_step;  // bytes of so many rows
+  uint32_t period;        // of few rows, blocks after which head 0 is first again; of many, passes of a warp
+  uint32_t row_step;      // rows from a pass to the next; of many, 0 if they go on in a row
+  uint64_t source_step, output_step;  // bytes from a pass to the next; a cache's slots say where a row is
 };
 
 // An entry of the table that finds the last row of a slot: open addressing, at most half full.
@@ -154,8 +154,8 @@ struct AppendArguments {
   const float* sines;
   uint64_t cosine_row, sine_row;  // elements
   uint32_t* status;
-  uint32_t group_blocks, group_magic, group_shift;  // blocks of a group of 16 * passes rows; n / blocks = n * magic >> 32 >> shift
-  uint32_t passes;       // heads that a lane takes, one after the other
+  uint32_t group_blocks, group_magic, group_shift;  // blocks of a group of 16 * passes rows, or 32; n / blocks = n * magic >> 32 >> shift
+  uint32_t passes;       // of few rows, heads that a lane takes, one after the other
   uint32_t half;         // rotated pairs
   uint32_t half_is_32;   // and the tables can be read two at a time, and have one stride
   float epsilon;

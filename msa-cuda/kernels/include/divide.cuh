@@ -11,14 +11,14 @@ constexpr int MAPPED = 0x7fff, SMALLEST_FAST = MAPPED + ((127 - 60) << 7) - 0x10
 // True if every bf16 value is zero or at least 2^-60 in magnitude (BOUNDED: and at most 2^60), so that over a divisor within
 // the same limits no quotient or remainder of `divide` is subnormal or overflows. Magnitude plus 0x7fff puts zero last as a
 // signed and first as an unsigned 16-bit number.
-template <bool BOUNDED>
-MSA_DEVICE bool moderate(const uint32_t (&pairs)[TILES]) {
+template <bool BOUNDED, int LANES>
+MSA_DEVICE bool moderate(const Pairs<LANES>& pairs) {
   uint32_t least = 0x7fff7fffu, most = 0;
 #pragma unroll
-  for (int m = 0; m < TILES; m++) {
-    const uint32_t mapped = (pairs[m] & 0x7fff7fffu) + 0x7fff7fffu;
-    least = min_s16x2(least, mapped);
-    if constexpr (BOUNDED) most = max_u16x2(most, mapped);
+  for (int i = 0; i < pairs.COUNT; i++) {
+    const uint32_t magnitudes = pairs.word[i] & 0x7fff7fffu;
+    least = __viaddmin_s16x2(magnitudes, 0x7fff7fffu, least);
+    if constexpr (BOUNDED) most = __viaddmax_u16x2(magnitudes, 0x7fff7fffu, most);
   }
   const bool large_enough = (int)(least << 16) >= SMALLEST_FAST * 65536 && (int)least >= SMALLEST_FAST * 65536;
   return large_enough && (!BOUNDED || max(most & 0xffff, most >> 16) <= (uint32_t)LARGEST_FAST);
@@ -38,21 +38,26 @@ MSA_DEVICE float rounded_reciprocal(float d) {
   return __fmaf_rn(r, __fmaf_rn(-d, r, 1.f), r);
 }
 
-// Every channel of a lane over the divisor; `fast` if they are moderate bf16 values. `scratch` is 128 floats of the eight lanes.
-MSA_DEVICE void divide_all(Head& head, bool fast, float divisor, float* scratch, int t) {
+// Every channel of a lane over the divisor; `fast` if they are moderate bf16 values. `scratch` is 16 floats of each of the
+// head's lanes.
+template <int LANES>
+MSA_DEVICE void divide_all(Head<LANES>& head, bool fast, float divisor, float* scratch, int t) {
   if (fast && divisor >= 0x1p-60f && divisor <= 0x1p60f) {
     const float reciprocal = rounded_reciprocal(divisor);
 #pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) head.x[i] = divide(head.x[i], divisor, reciprocal);
+    for (int i = 0; i < head.COUNT; i++) head.x[i] = divide(head.x[i], divisor, reciprocal);
     return;
   }
   // Rare: one division in the code, operands in shared memory.
 #pragma unroll
-  for (int i = 0; i < 2 * TILES; i++) scratch[LANES_PER_HEAD * i + t] = head.x[i];
-#pragma unroll 1
-  for (int i = 0; i < 2 * TILES; i++) scratch[LANES_PER_HEAD * i + t] = __fdiv_rn(scratch[LANES_PER_HEAD * i + t], divisor);
+  for (int part = 0; part < head.COUNT; part += 16) {
 #pragma unroll
-  for (int i = 0; i < 2 * TILES; i++) head.x[i] = scratch[LANES_PER_HEAD * i + t];
+    for (int i = 0; i < 16; i++) scratch[LANES * i + t] = head.x[part + i];
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) scratch[LANES * i + t] = __fdiv_rn(scratch[LANES * i + t], divisor);
+#pragma unroll
+    for (int i = 0; i < 16; i++) head.x[part + i] = scratch[LANES * i + t];
+  }
 }
 
 // 1 / d as a float rounded down and the rest, for positive d of moderate size.

@@ -5,30 +5,51 @@
 
 namespace msa {
 
-// sqrt(mean of squares + epsilon). Sixteen chains of FMA, then the halves are added: chain 2 t + b meets 2 t + b + 8, 4, 2, 1.
-MSA_DEVICE float root_mean_square(const Head& head, float epsilon) {
-  float even = 0.f, odd = 0.f;
+// sqrt(mean of squares + epsilon). Sixteen chains of FMA, then the halves are added: chain c meets chain c ^ 8, then 4, 2, 1.
+template <int LANES>
+MSA_DEVICE float root_mean_square(const Head<LANES>& head, float epsilon) {
+  constexpr int W = Head<LANES>::W;
+  float chains[W];
 #pragma unroll
-  for (int m = 0; m < TILES; m++) {
-    even = __fmaf_rn(head.x[2 * m], head.x[2 * m], even);
-    odd = __fmaf_rn(head.x[2 * m + 1], head.x[2 * m + 1], odd);
+  for (int b = 0; b < W; b++) chains[b] = 0.f;
+#pragma unroll
+  for (int i = 0; i < head.COUNT; i++) chains[i % W] = __fmaf_rn(head.x[i], head.x[i], chains[i % W]);
+#pragma unroll
+  for (int distance = LANES / 2; distance; distance >>= 1) {
+#pragma unroll
+    for (int b = 0; b < W; b++) chains[b] = __fadd_rn(chains[b], __shfl_xor_sync(FULL_WARP, chains[b], distance));
   }
 #pragma unroll
-  for (int distance = 4; distance; distance >>= 1) {
-    even = __fadd_rn(even, __shfl_xor_sync(FULL_WARP, even, distance));
-    odd = __fadd_rn(odd, __shfl_xor_sync(FULL_WARP, odd, distance));
+  for (int distance = W / 2; distance; distance >>= 1) {
+#pragma unroll
+    for (int b = 0; b < distance; b++) chains[b] = __fadd_rn(chains[b], chains[b + distance]);
   }
   // Dividing by 128 and multiplying by its reciprocal round the same number.
-  return __fsqrt_rn(__fadd_rn(__fmul_rn(__fadd_rn(even, odd), 1.f / CHANNELS), epsilon));
+  return __fsqrt_rn(__fadd_rn(__fmul_rn(chains[0], 1.f / CHANNELS), epsilon));
+}
+
+// W floats, which stand at a multiple of as many.
+template <int W>
+MSA_DEVICE void load_floats(const float* from, float* to) {
+  if constexpr (W == 2) {
+    const float2 v = *(const float2*)from;
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    const float4 v = *(const float4*)from;
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  }
 }
 
 // x * (1 + w); `weights` in shared memory hold 1 + w of all channels.
-MSA_DEVICE void weigh(Head& head, const float* weights, int t) {
+template <int LANES>
+MSA_DEVICE void weigh(Head<LANES>& head, const float* weights, int t) {
+  constexpr int W = Head<LANES>::W;
 #pragma unroll
   for (int m = 0; m < TILES; m++) {
-    const float2 w = ((const float2*)weights)[8 * m + t];
-    head.x[2 * m] = __fmul_rn(head.x[2 * m], w.x);
-    head.x[2 * m + 1] = __fmul_rn(head.x[2 * m + 1], w.y);
+    float w[W];
+    load_floats<W>(weights + 16 * m + W * t, w);
+#pragma unroll
+    for (int b = 0; b < W; b++) head.x[W * m + b] = __fmul_rn(head.x[W * m + b], w[b]);
   }
 }
 
@@ -49,46 +70,51 @@ MSA_DEVICE float rotated(float a, float b, float c, float s, bool first) {
 }
 
 // Cosines and sines of the rotated pairs that a lane has, of 64 rotated channels.
+template <int LANES>
 struct Angles {
-  float2 c[2], s[2];
+  static constexpr int W = Head<LANES>::W;
+  float c[2 * W], s[2 * W];
+  // Of the lane's first channel.
   MSA_DEVICE void load(const float* cosines, const float* sines) {
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-      c[m] = ((const float2*)cosines)[8 * m];
-      s[m] = ((const float2*)sines)[8 * m];
+      load_floats<W>(cosines + 16 * m, c + W * m);
+      load_floats<W>(sines + 16 * m, s + W * m);
     }
   }
 };
 
 // Rotation of 64 channels: all partners are in the lane.
-template <bool PER_STEP>
-MSA_DEVICE void rotate_64(Head& head, const Angles& angles) {
+template <bool PER_STEP, int LANES>
+MSA_DEVICE void rotate_64(Head<LANES>& head, const Angles<LANES>& angles) {
+  constexpr int PAIRS = 2 * Head<LANES>::W;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float2 c = angles.c[i >> 1], s = angles.s[i >> 1];
-    float &low = head.x[i], &high = head.x[i + 4];
-    const float first = rotated<PER_STEP>(low, high, i & 1 ? c.y : c.x, i & 1 ? s.y : s.x, true);
-    high = rotated<PER_STEP>(high, low, i & 1 ? c.y : c.x, i & 1 ? s.y : s.x, false);
+  for (int i = 0; i < PAIRS; i++) {
+    float &low = head.x[i], &high = head.x[i + PAIRS];
+    const float first = rotated<PER_STEP>(low, high, angles.c[i], angles.s[i], true);
+    high = rotated<PER_STEP>(high, low, angles.c[i], angles.s[i], false);
     low = first;
   }
 }
 
 // Rotation of any even number of channels; `scratch` is the head's 128 floats of shared memory.
-template <bool PER_STEP>
-MSA_DEVICE void rotate_any(Head& head, const float* cosines, const float* sines, int half, float* scratch, int t) {
+template <bool PER_STEP, int LANES>
+MSA_DEVICE void rotate_any(Head<LANES>& head, const float* cosines, const float* sines, int half, float* scratch, int t) {
+  constexpr int W = Head<LANES>::W;
+  auto channel = [&](int i) { return 16 * (i / W) + W * t + i % W; };
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < 2 * TILES; i++) scratch[16 * (i >> 1) + 2 * t + (i & 1)] = head.x[i];
+  for (int i = 0; i < head.COUNT; i++) scratch[channel(i)] = head.x[i];
   __syncwarp();
 #pragma unroll 1
-  for (int pair = t; pair < half; pair += LANES_PER_HEAD) {
+  for (int pair = t; pair < half; pair += LANES) {
     const float low = scratch[pair], high = scratch[pair + half], c = cosines[pair], s = sines[pair];
     scratch[pair] = rotated<PER_STEP>(low, high, c, s, true);
     scratch[pair + half] = rotated<PER_STEP>(high, low, c, s, false);
   }
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < 2 * TILES; i++) head.x[i] = scratch[16 * (i >> 1) + 2 * t + (i & 1)];
+  for (int i = 0; i < head.COUNT; i++) head.x[i] = scratch[channel(i)];
   __syncwarp();
 }
 

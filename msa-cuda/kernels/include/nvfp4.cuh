@@ -25,11 +25,24 @@ MSA_DEVICE uint32_t to_e2m1(float value) {
 // Sign of channel i in bit 3 of nibble i mod 8.
 MSA_DEVICE uint32_t sign_of_nibble(float x, int i) { return (__float_as_uint(x) >> (28 - 4 * (i & 7))) & (8u << (4 * (i & 7))); }
 
-// Scale e4m3(amax / 6) of at least 2^-9, codes by division, no negative zero.
-MSA_DEVICE void quantise_vendor(const float (&x)[16], float largest, Group& group) {
-  constexpr float FLOOR = 1e-12f, SATURATED = 4096.f;  // more than 6 * 448
+// e4m3(amax / 6), at least 2^-9.
+MSA_DEVICE uint32_t vendor_scale(float largest) {
+  constexpr float FLOOR = 1e-12f;
   const Divisor six{0x1.555554p-3f, 0x1.555554p-27f};
-  if (!group.nan) group.scale = max(to_e4m3x2(0.f, quotient(fmaxf(largest, FLOOR), six)) & 0xff, 1u);
+  return max(to_e4m3x2(0.f, quotient(fmaxf(largest, FLOOR), six)) & 0xff, 1u);
+}
+
+// Eight codes with the signs that belong to them: there is no negative zero.
+MSA_DEVICE uint32_t signed_codes(uint32_t codes, uint32_t signs) {
+  return codes | (signs & (codes << 3 | codes << 2 | codes << 1) & 0x88888888u);
+}
+
+// More than 6 * 448.
+constexpr float SATURATED = 4096.f;
+
+// Codes by division, no negative zero.
+MSA_DEVICE void quantise_vendor(const float (&x)[16], float largest, Group& group) {
+  if (!group.nan) group.scale = vendor_scale(largest);
   const Divisor scale = divisor(e4m3_to_float(group.scale));
   uint32_t codes[2] = {0, 0}, signs[2] = {0, 0};
 #pragma unroll
@@ -37,11 +50,32 @@ MSA_DEVICE void quantise_vendor(const float (&x)[16], float largest, Group& grou
     codes[i >> 3] |= to_e2m1(quotient(fminf(fabsf(x[i]), SATURATED), scale)) << (4 * (i & 7));
     signs[i >> 3] |= sign_of_nibble(x[i], i);
   }
+  group.codes = make_uint2(signed_codes(codes[0], signs[0]), signed_codes(codes[1], signs[1]));
+}
+
+// The same of bf16 values none of which is NaN, two at once. A quotient times 2^-14 is an f16 whose bits above the ninth are the
+// code: E2M1's exponents are then those from the subnormal ones of f16 on. The product by a reciprocal that is 2^-12 off will do,
+// since a bf16 over a scale is a bound between two codes, which the rounding to f16 restores, or 2^-8 away from it: the tests of
+// src/stages/append.rs look at every one.
+MSA_DEVICE void quantise_vendor(const uint32_t (&pairs)[8], uint32_t largest, Group& group) {
+  constexpr uint32_t SATURATED_PAIR = 0x45804580u, SIX = 0x0e000e00u;
+  group.scale = vendor_scale(bf16_low(largest));
+  const float multiplier = __fmul_rn(reciprocal_approx(e4m3_to_float(group.scale)), 0x1p-14f);
+  uint32_t words[2];
 #pragma unroll
   for (int w = 0; w < 2; w++) {
-    const uint32_t nonzero = (codes[w] << 3 | codes[w] << 2 | codes[w] << 1) & 0x88888888u;
-    (w ? group.codes.y : group.codes.x) = codes[w] | (signs[w] & nonzero);
+    uint32_t rounded[4];  // a code in bits 9 to 11 of each half, the sign above it
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint32_t pair = pairs[4 * w + i], magnitudes = __vminu2(pair & 0x7fff7fffu, SATURATED_PAIR);
+      const uint32_t f = __vminu2(to_f16x2(__fmul_rn(bf16_high(magnitudes), multiplier), __fmul_rn(bf16_low(magnitudes), multiplier)), SIX);
+      rounded[i] = (f + 0x00ff00ffu + (f >> 9 & 0x00010001u)) | (pair >> 3 & 0x10001000u);
+    }
+    const uint32_t first = permute_bytes(rounded[0], rounded[1], 0x7351), second = permute_bytes(rounded[2], rounded[3], 0x7351);
+    const uint32_t even = permute_bytes(first, second, 0x5410) >> 1, odd = permute_bytes(first, second, 0x7632) << 3;
+    words[w] = signed_codes((even & 0x07070707u) | (odd & 0x70707070u), (even & 0x08080808u) | (odd & 0x80808080u));
   }
+  group.codes = make_uint2(words[0], words[1]);
 }
 
 // Approximate reciprocals throughout, and the tensor scale as global scale.
@@ -76,6 +110,23 @@ MSA_DEVICE Group quantise(float (&x)[16], bool reciprocal, float global) {
   }
   if (reciprocal) quantise_reciprocal(x, largest, global, group);
   else quantise_vendor(x, largest, group);
+  return group;
+}
+
+// Of bf16 values, by the vendor's rule.
+MSA_DEVICE Group quantise(const uint32_t (&pairs)[8]) {
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) most = __vmaxu2(most, pairs[i] & 0x7fff7fffu);
+  const uint32_t largest = max(most & 0xffff, most >> 16);
+  if (largest > 0x7f80) {
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[2 * i] = bf16_low(pairs[i]), x[2 * i + 1] = bf16_high(pairs[i]);
+    return quantise(x, false, 1.f);
+  }
+  Group group{{0, 0}, 0, false};
+  quantise_vendor(pairs, largest, group);
   return group;
 }
 

@@ -49,8 +49,12 @@ MSA_DEVICE void store_shared_128(uint32_t a, uint4 v) {
 MSA_DEVICE void store_shared_float(uint32_t a, float v) { store_shared_32(a, __float_as_uint(v)); }
 
 // ---- global memory ----
-// Brings the line of an address to the L2.
-MSA_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// Past the L1, where a line read before the predecessor is done would stay.
+MSA_DEVICE uint32_t load_uncached(const uint32_t* p) {
+  uint32_t r;
+  asm volatile("ld.relaxed.gpu.global.u32 %0,[%1];" : "=r"(r) : "l"(p) : "memory");
+  return r;
+}
 
 // ---- clusters: shared memory of another block ----
 MSA_DEVICE uint32_t map_shared_rank(uint32_t a, uint32_t rank) {
@@ -71,6 +75,7 @@ MSA_DEVICE void store_async_128(uint32_t a, float4 v, uint32_t barrier) {
 MSA_DEVICE void cluster_arrive_begun() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// Brings the line of an address to the L2.
 MSA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // ---- barriers and bulk copies ----
@@ -184,17 +189,6 @@ MSA_DEVICE float exp2_approx(float x) {
 MSA_DEVICE float reciprocal_approx(float x) {
   float r;
   asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
-  return r;
-}
-// The lesser of two pairs of signed, the greater of two pairs of unsigned 16-bit numbers.
-MSA_DEVICE uint32_t min_s16x2(uint32_t a, uint32_t b) {
-  uint32_t r;
-  asm("min.s16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-MSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
-  uint32_t r;
-  asm("max.u16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
 // The greater of two numbers, NaN if one is.

@@ -5,8 +5,6 @@
 
 namespace msa {
 
-constexpr int HEADS_PER_WARP = 32 / LANES_PER_HEAD;
-
 MSA_DEVICE bool position_fits(const RowArguments& p, uint32_t row) {
   return !p.positions || (uint32_t)p.positions[row] < p.positions_end;
 }
@@ -19,16 +17,18 @@ MSA_DEVICE uint32_t live_rows(const RowArguments& p) {
 // Rows whose slots a block of threads keeps in shared memory; more have a table. As in stages/append.rs.
 constexpr uint32_t SEARCHED_ROWS = 1024;
 
-// True if a later row, before `end`, with a position that fits has the slot. The whole warp looks for its four rows at once;
-// `slots` are those of all rows.
+// True if a later row, before `end`, with a position that fits has the slot. The whole warp looks for the rows of its heads, of
+// LANES lanes each, at once; `slots` are those of all rows.
+template <int LANES>
 MSA_DEVICE bool searched(const RowArguments& p, const int64_t* slots, uint32_t end, uint32_t row, int64_t slot, bool wanted) {
+  constexpr int HEADS_PER_WARP = 32 / LANES;
   const int lane = threadIdx.x & 31;
   uint32_t rows[HEADS_PER_WARP], found = 0;
   int64_t own[HEADS_PER_WARP];
 #pragma unroll
   for (int g = 0; g < HEADS_PER_WARP; g++) {
-    rows[g] = __shfl_sync(FULL_WARP, row, g * LANES_PER_HEAD);
-    own[g] = __shfl_sync(FULL_WARP, wanted ? slot : -1, g * LANES_PER_HEAD);
+    rows[g] = __shfl_sync(FULL_WARP, row, g * LANES);
+    own[g] = __shfl_sync(FULL_WARP, wanted ? slot : -1, g * LANES);
   }
   const uint32_t first = __reduce_min_sync(FULL_WARP, wanted ? row + 1 : end);
   for (uint32_t other = first + lane; other < end; other += 32) {
@@ -38,7 +38,7 @@ MSA_DEVICE bool searched(const RowArguments& p, const int64_t* slots, uint32_t e
     for (int g = 0; g < HEADS_PER_WARP; g++) same |= (uint32_t)(theirs == own[g] && other > rows[g]) << g;
     if (same && theirs >= 0 && position_fits(p, other)) found |= same;
   }
-  return __reduce_or_sync(FULL_WARP, found) >> (lane / LANES_PER_HEAD) & 1;
+  return __reduce_or_sync(FULL_WARP, found) >> (lane / LANES) & 1;
 }
 
 MSA_DEVICE uint32_t winner_start(int64_t slot, uint32_t mask) {

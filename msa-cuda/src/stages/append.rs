@@ -12,7 +12,7 @@ use msa_core::tensor::DType;
 use super::{Run, image, narrow};
 use crate::arguments::{AppendArguments, AppendTensor, RowArguments, View};
 use crate::context::{Context, Function, Grid};
-use crate::launch;
+use crate::launch::{self, AppendRows};
 
 /// Rows up to which writers search the slots behind their own, in shared memory (`SEARCHED_ROWS` of slots.cuh); more rows
 /// have a table.
@@ -20,7 +20,8 @@ const SEARCHED_ROWS: u64 = 1024;
 
 /// A prepared `append`.
 pub(crate) struct AppendStage {
-    append: Function,
+    few: Function,
+    many: Function,
     clear: Function,
     find: Function,
     table: Option<WorkspaceRegion>,
@@ -32,12 +33,13 @@ pub(crate) struct AppendStage {
 impl AppendStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Append) -> Result<Self> {
         let image = image(plan);
-        let symbol = match op.rounding {
-            Rounding::Once => "append_once",
-            Rounding::PerStep => "append_per_step",
+        let (few, many) = match op.rounding {
+            Rounding::Once => ("append_once", "append_once_many"),
+            Rounding::PerStep => ("append_per_step", "append_per_step_many"),
         };
         Ok(Self {
-            append: context.function(&image, symbol)?,
+            few: context.function(&image, few)?,
+            many: context.function(&image, many)?,
             clear: context.function(&image, "clear_winners")?,
             find: context.function(&image, "find_winners")?,
             table: plan.region("slot_winners").cloned(),
@@ -112,20 +114,24 @@ impl AppendStage {
     unsafe fn launch(&self, run: &Run<'_>, arguments: &mut AppendArguments) -> Result<()> {
         let rows = u64::from(arguments.rows.row_end - arguments.rows.row_begin);
         let heads = arguments.tensors.map(|tensor| tensor.heads);
-        let pairs = rows * heads.iter().map(|&heads| u64::from(heads)).sum::<u64>();
-        arguments.passes = launch::append_passes(pairs, self.units, &self.append.kernel);
-        let grid = launch::append_grid(rows, heads, arguments.passes);
+        let how = AppendRows::of(rows, heads, suits_many(arguments), self.units, &self.few.kernel);
+        let grid = launch::append_grid(rows, heads, how);
         (arguments.group_blocks, arguments.group_magic, arguments.group_shift) =
             (grid.group_blocks, grid.magic, grid.shift);
         for (tensor, first_block) in arguments.tensors.iter_mut().zip(grid.first_blocks) {
             tensor.first_block = first_block;
-            (tensor.period, tensor.row_step) = launch::append_turn(tensor.heads);
-            tensor.source_step = tensor.source_row.wrapping_mul(tensor.row_step.into());
-            tensor.output_step = tensor.output.page_stride.wrapping_mul(tensor.row_step.into());
+            divide(tensor, how);
         }
+        let function = match how {
+            AppendRows::Few { passes } => {
+                arguments.passes = passes;
+                &self.few
+            }
+            AppendRows::Many => &self.many,
+        };
         let grid = Grid { x: narrow(grid.blocks, "rows")?, y: 1, cluster: 1 };
         // SAFETY: the layout is the kernel's; the caller answers for the addresses.
-        unsafe { self.append.launch(run.stream, grid, arguments) }
+        unsafe { function.launch(run.stream, grid, arguments) }
     }
 
     /// The kernel's parameter but for the division of rows, or what of the run it cannot take.
@@ -294,14 +300,44 @@ impl Cached {
     }
 }
 
-/// Blocks for at most `rows` rows.
+/// How far the passes of a lane are apart.
+fn divide(tensor: &mut AppendTensor, how: AppendRows) {
+    (tensor.period, tensor.row_step) = match how {
+        AppendRows::Few { .. } => launch::append_turn(tensor.heads),
+        AppendRows::Many => launch::append_passes(tensor.heads),
+    };
+    let rows = u64::from(tensor.row_step);
+    tensor.source_step = tensor.source_row.wrapping_mul(rows);
+    // Where a row of a cache stands is its slot's.
+    tensor.output_step = if tensor.is_cache != 0 { 0 } else { tensor.output.page_stride.wrapping_mul(rows) };
+    if rows == 0 {
+        tensor.source_step = tensor.source_head.wrapping_mul(launch::APPEND_HEAD_STEP);
+        tensor.output_step = tensor.output.head_stride.wrapping_mul(launch::APPEND_HEAD_STEP);
+    }
+}
+
+/// Whether the kernel for many rows finds a table of slots, can copy 16 bytes of a row, read four angles and store eight bytes at
+/// once, and rotates 64 channels or none.
+fn suits_many(a: &AppendArguments) -> bool {
+    let all = |addresses: &[u64], bytes: u64| addresses.iter().all(|at| at.is_multiple_of(bytes));
+    let rotates = a.half == 0 || a.half_is_32 != 0 && all(&[a.cosines, a.sines, 4 * a.cosine_row], 16);
+    let mut tensors = a.tensors.iter().filter(|tensor| tensor.heads > 0);
+    rotates
+        && a.rows.winners != 0
+        && tensors.all(|t| {
+            all(&[t.source, t.source_row, t.source_head], 16)
+                && all(&[t.output.address, t.output.page_stride, t.output.head_stride], 8)
+        })
+}
+
+/// Blocks for at most `rows` rows; four lanes a head take fewer.
 fn most_blocks(op: &Append, rows: u64) -> u32 {
     if rows > SEARCHED_ROWS {
         return u32::MAX;
     }
     let g = &op.geometry;
     let heads = [g.kv_heads, g.kv_heads, 1, g.index_heads, g.query_heads];
-    u32::try_from(launch::append_grid(rows, heads, 1).blocks).unwrap_or(u32::MAX)
+    u32::try_from(launch::append_grid(rows, heads, AppendRows::Few { passes: 1 }).blocks).unwrap_or(u32::MAX)
 }
 
 /// Where the number of rows that are not padding stands. The rows of an append on its own are all its own: 0, unless a
@@ -315,6 +351,10 @@ fn last_offset(run: &Run<'_>) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+    use msa_core::format::E4m3;
+    use msa_core::format::nvfp4::vendor_code;
+
     /// `divide` of divide.cuh.
     fn divide(x: f32, divisor: f32) -> f32 {
         let reciprocal = 1.0 / divisor;
@@ -370,5 +410,24 @@ mod tests {
         }
         assert_eq!(quotient(f32::INFINITY, 6.0), f32::INFINITY);
         assert_eq!((quotient(1.0, 6.0), 6.0_f32.recip()), (1.0 / 6.0, f32::from_bits(0x3e2a_aaab)));
+    }
+
+    /// The code of a bf16 magnitude as nvfp4.cuh finds it in f16, for a reciprocal of the scale times 2^-14.
+    fn packed_code(x: f32, multiplier: f32) -> u16 {
+        let f = f16::from_f32(x.min(4096.0) * multiplier).to_bits().min(0x0e00);
+        (f + 0x00ff + (f >> 9 & 1)) >> 9
+    }
+
+    /// Every magnitude under every scale, with the reciprocal and with ones that are 2^-12 off.
+    #[test]
+    fn codes_of_two_at_once_are_those_of_divisions() {
+        for scale in (1..0x7f).map(E4m3::from_bits) {
+            let reciprocal = 2f32.powi(-14) / scale.to_f32();
+            let near = [0.0, 2f32.powi(-12), -2f32.powi(-12)].map(|off| reciprocal.mul_add(off, reciprocal));
+            for x in (0..=0x7f80).map(|bits| bf16::from_bits(bits).to_f32()) {
+                let want = u16::from(vendor_code(x, scale).to_bits());
+                assert_eq!(near.map(|multiplier| packed_code(x, multiplier)), [want; 3], "{x} / {scale:?}");
+            }
+        }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
         symbol if symbol.starts_with("select_") => select::run(launch, &mut reach),
         symbol if symbol.starts_with("sparse_decode") => decode::run(launch, &mut reach),
         "combine_parts" => decode::combine(launch, &mut reach),
-        "append_once" | "append_per_step" => append::run(launch, &mut reach),
+        symbol if symbol.starts_with("append_") => append::run(launch, &mut reach),
         "clear_winners" | "find_winners" => append::find_winners(launch, &mut reach),
         "validate" => validate::run(launch, &mut reach),
         other => {

@@ -66,7 +66,7 @@ fn operation(a: &AppendArguments, launch: &Launch) -> Result<Append, Fault> {
         norm: Norm { enabled: key.norm != 0, epsilon: a.epsilon },
         rope: Rope { rotary_dim: a.half * 2 },
         rounding: match launch.symbol.as_str() {
-            "append_once" => Rounding::Once,
+            "append_once" | "append_once_many" => Rounding::Once,
             _ => Rounding::PerStep,
         },
         quantiser: if a.reciprocal != 0 { Quantiser::Reciprocal } else { Quantiser::Vendor },
