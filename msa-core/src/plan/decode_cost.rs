@@ -197,10 +197,13 @@ mod tests {
         cost.nanoseconds(blocks, 4 * requests, parts, 16, 132) as f64 / 1e3
     }
 
+    /// Requests, blocks of threads, parts, microseconds.
+    type Row = (u64, DecodeBlocks, u64, f64);
+
     /// Microseconds of the whole operation on an H200: requests, blocks of threads and parts, measured; the first of each number
     /// of requests is what was fastest, or within 3%, and what is chosen.
     #[rustfmt::skip]
-    const MEASURED: [(DType, CacheFormat, &[(u64, DecodeBlocks, u64, f64)]); 5] = [
+    const MEASURED: [(DType, CacheFormat, &[Row]); 5] = [
         (DType::E4m3, CacheFormat::E4m3, &[
             (1, Lone, 16, 5.3), (1, Pair, 16, 6.21), (1, Few, 8, 5.69), (2, Few, 8, 6.23), (4, Few, 8, 7.91), (4, Full, 16, 8.74),
             (8, FewPair, 4, 10.04), (8, Few, 4, 10.8), (8, Full, 8, 11.5), (16, FewPair, 4, 13.48), (16, Pair, 4, 13.27), (16, Few, 2, 14.82),
