@@ -114,6 +114,7 @@ fn parts_that_fill(op: &Attention, given: &Given) -> u32 {
     // Two at a time for NVFP4, whose blocks take longer to decode than to load (estimated: no such GPU was at hand).
     let per_unit = if op.cache == CacheFormat::Nvfp4 { 2 } else { 1 };
     let at_once = given.units() * per_unit;
+    let k = u64::from(k);
     let best = (1..=k).min_by_key(|&parts| slots_in_turn(items, parts, k, at_once));
     best.map_or(1, |parts| parts as u32)
 }
