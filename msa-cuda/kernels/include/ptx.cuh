@@ -73,6 +73,8 @@ MSA_DEVICE void store_async_128(uint32_t a, float4 v, uint32_t barrier) {
 }
 // That this block has begun: no memory is ordered by it.
 MSA_DEVICE void cluster_arrive_begun() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+// Releases what this block has written, to the whole device: validate alone can afford it.
+MSA_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Brings the line of an address to the L2.
