@@ -54,11 +54,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
   const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
-    if (tid == 0) {  // what will be received: all parts of this block's heads
+    if (tid == 0) {
       barrier_init(base + L::BARRIER, 1);
       barrier_init(s_table_there, 1);
       barrier_init_fence();
-      barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
     }
     __syncwarp();
     cluster_arrive_begun();
@@ -109,6 +108,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (in_cluster) cluster_wait();
     return;  // the whole cluster
   }
+  // What will be received: all parts of this block's heads. An idle block receives nothing and must not leave a barrier waiting.
+  if (in_cluster && tid == 0) barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
   if (row != guess || !begins) first = first_ids(row);
   if (w == 0 && half == 0) {
     const int visible = visible_tokens(p.batch, request, i_row);
