@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use msa_core::args::Args;
+use msa_core::args::{Args, Contract};
 use msa_core::backend::{Prepared, Span, Status, Stream};
 use msa_core::error::{Error, Result};
-use msa_core::lengths::Lengths;
 use msa_core::op::Op;
 use msa_core::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT, WorkspaceRegion};
 
@@ -18,7 +17,7 @@ use crate::stages::{Run, Scores, Stage};
 /// Kernels, grids and tables of one plan. It must outlive the work and the graphs that it was enqueued into.
 pub(crate) struct CudaPrepared {
     plan: Plan,
-    lengths: Lengths,
+    contract: Contract,
     context: Arc<Context>,
     clear: Function,
     stages: Vec<Stage>,
@@ -65,7 +64,7 @@ impl CudaPrepared {
         let status = StatusWords::new(stages.first().and_then(Stage::raises));
         Ok(Self {
             plan: plan.clone(),
-            lengths: plan.lengths()?,
+            contract: Contract::new(&plan.op, &plan.lengths()?),
             context: context.clone(),
             clear: context.function("status", "clear_status")?,
             scores: Scores::of(plan)?,
@@ -105,12 +104,10 @@ impl Prepared for CudaPrepared {
     }
 
     unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
-        let extents = args.check(&self.plan.op, &self.lengths)?;
+        let extents = self.contract.check(args)?;
         self.check_workspace(workspace)?;
         let _current = self.context.enter()?;
-        let with_scores =
-            self.scores.as_ref().map(|s| s.add_to(args, extents.rows, workspace)).transpose()?;
-        let args = with_scores.as_ref().unwrap_or(args);
+        let scores = self.scores.as_ref().map(|scores| scores.of_run(extents.rows, workspace)).transpose()?;
         let is_step = matches!(self.plan.op, Op::Step(_));
         let validates = matches!(self.stages.first(), Some(Stage::Validate(_)));
         let checked_offsets = self.checked_offsets.as_ref().map(|region| workspace.address + region.offset);
@@ -118,7 +115,7 @@ impl Prepared for CudaPrepared {
             let own_status = if number == 0 { self.status.owned() } else { 0 };
             // The kernel behind the validation reads what it wrote before it waits for it.
             let stream = Queue { stream: stream.0, overlaps: !(validates && number == 1) };
-            Run { stream, args, extents, workspace, own_status, is_step, checked_offsets }
+            Run { stream, args, scores, extents, workspace, own_status, is_step, checked_offsets }
         };
         // Nothing is enqueued unless every stage takes its arguments.
         self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;

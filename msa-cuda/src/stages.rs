@@ -121,6 +121,8 @@ impl Stage {
 pub(crate) struct Run<'a> {
     pub(crate) stream: Queue,
     pub(crate) args: &'a Args,
+    /// Scores of a step, which stand in its workspace; `None` for those of the arguments.
+    pub(crate) scores: Option<Tensor>,
     pub(crate) extents: Extents,
     pub(crate) workspace: Span,
     /// Status words, for the stage that begins the run and keeps a word a block; 0 for the others.
@@ -132,9 +134,10 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The tensor of a role that the contract requires.
+    /// The tensor of a role that the contract or, of scores, the step requires.
     pub(crate) fn tensor(&self, role: Role) -> Result<&Tensor> {
-        self.args.tensor(role).ok_or(Error::Missing { op: "the run", role: role.name() })
+        let scores = self.scores.as_ref().filter(|_| role == Role::Scores);
+        scores.or_else(|| self.args.tensor(role)).ok_or(Error::Missing { op: "the run", role: role.name() })
     }
 
     /// The address of an optional scalar or list, 0 if it was left out.

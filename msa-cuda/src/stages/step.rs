@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
 use msa_core::op::{Op, Step};
@@ -55,10 +54,9 @@ impl Scores {
         Ok(Some(Self { offset, heads: geometry.index_heads.into(), blocks }))
     }
 
-    /// The arguments of the stages: the step's, and the scores.
-    pub(crate) fn add_to(&self, args: &Args, rows: u64, workspace: Span) -> Result<Args> {
+    /// Those of a run of `rows` rows.
+    pub(crate) fn of_run(&self, rows: u64, workspace: Span) -> Result<Tensor> {
         let address = workspace.address + self.offset;
-        let scores = Tensor::contiguous(address, DType::F32, &[rows, self.heads, self.blocks])?;
-        Ok(args.clone().with(Role::Scores, scores))
+        Tensor::contiguous(address, DType::F32, &[rows, self.heads, self.blocks])
     }
 }

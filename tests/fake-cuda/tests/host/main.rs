@@ -5,6 +5,11 @@
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail loudly")]
 
+/// For the test that a run allocates nothing.
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;
+
+mod allocations;
 mod checked;
 mod child;
 mod contexts;
