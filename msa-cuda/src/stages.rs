@@ -70,8 +70,8 @@ impl Stage {
         }
     }
 
-    /// The most blocks of its first kernel, which raise status bits; `None` for a stage that clears the shared word and raises
-    /// nothing.
+    /// The most blocks of its first kernel, which raise status bits; `None` for a stage that clears the shared word before anything
+    /// is raised, if anything is.
     pub(crate) fn raises(&self) -> Option<Grid> {
         match self {
             Self::Append(stage) => Some(stage.grid()),

@@ -24,7 +24,7 @@ impl Flat {
     /// Flattens `args`.
     pub(crate) fn of(args: &Args) -> Result<Self> {
         let count = args.tensors().len();
-        require(count <= MAX_TENSORS, "args", format!("at most {MAX_TENSORS} tensors"), count)?;
+        require(count <= MAX_TENSORS, "args", format_args!("at most {MAX_TENSORS} tensors"), count)?;
         let mut tensors = [flat_tensor(Role::default(), None); MAX_TENSORS];
         for (flat, (role, tensor)) in tensors.iter_mut().zip(args.tensors()) {
             *flat = flat_tensor(*role, Some(tensor));

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use crate::args::{Access, Args, Extents, contract};
+use crate::args::{Access, Args, Contract, Extents, contract};
 use crate::backend::{Memory, Prepared, Span, Status, Stream};
 use crate::error::{Error, Result, require};
 use crate::lengths::Lengths;
@@ -32,6 +32,7 @@ pub trait HostKernel: Send + Sync {
 /// Makes a [`HostKernel`] a [`Prepared`].
 pub struct HostPrepared<K> {
     kernel: K,
+    contract: Contract,
     lengths: Lengths,
 }
 
@@ -39,7 +40,7 @@ impl<K: HostKernel> HostPrepared<K> {
     /// Wraps `kernel`; its plan must be well formed.
     pub fn new(kernel: K) -> Result<Self> {
         let lengths = kernel.plan().lengths()?;
-        Ok(Self { kernel, lengths })
+        Ok(Self { contract: Contract::new(&kernel.plan().op, &lengths), kernel, lengths })
     }
 }
 
@@ -50,7 +51,7 @@ impl<K: HostKernel> Prepared for HostPrepared<K> {
 
     unsafe fn enqueue(&self, _stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let plan = self.kernel.plan();
-        let extents = args.check(&plan.op, &self.lengths)?;
+        let extents = self.contract.check(args)?;
         require(
             workspace.bytes >= plan.workspace_bytes,
             "workspace.bytes",
@@ -61,7 +62,7 @@ impl<K: HostKernel> Prepared for HostPrepared<K> {
         require(
             aligned,
             "workspace.address",
-            format!("a multiple of {WORKSPACE_ALIGNMENT}"),
+            format_args!("a multiple of {WORKSPACE_ALIGNMENT}"),
             workspace.address,
         )?;
         let ranges = ranges(plan, args, &self.lengths, workspace)?;
