@@ -22,7 +22,6 @@ const CHILD: &str = "MSA_FIRST_CALL_TEST";
 
 const TEST: &str = "first_call::o07_the_first_call_starts_no_process_and_writes_no_file";
 
-
 const LINES: [&str; 6] = [
     "sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,len=[1x300],splits=2)",
     "index_score(hq=4,hkv=1,hi=1,iq=Q8,ik=nvfp4,len=[1x300])",
