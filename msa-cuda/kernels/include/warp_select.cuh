@@ -102,17 +102,6 @@ MSA_DEVICE void load_scores(float (&v)[32], const float* scores, int n, int lane
   }
 }
 
-// Leaves out the scores of blocks from n on.
-MSA_DEVICE void cut_scores(float (&v)[32], int n, int lane) {
-#pragma unroll
-  for (int part = 0; part < 4; part++) {
-    if (256 * part + 256 <= n) continue;
-#pragma unroll
-    for (int i = 8 * part; i < 8 * part + 8; i++)
-      if (32 * i + lane >= n) v[i] = NAN;
-  }
-}
-
 // Writes the blocks of each lane's word to `out`, from place `at` on. Few by their lane, more of a word by all lanes.
 MSA_DEVICE void write_blocks(uint32_t word, int32_t* out, int at, int lane) {
   constexpr int FEW = 3;

@@ -32,11 +32,11 @@ gather_queries  1.82 us  8.00 KiB  4.50 GB/s           -             -  launch  
 index_score     45.7 us   144 MiB  3.31 TB/s  2.15 GFLOP  47.0 TFLOP/s  hbm     measured
 select          2.38 us   256 KiB   110 GB/s           -             -  launch  measured
 select_merge    2.31 us  4.00 KiB  1.77 GB/s           -             -  launch  extrapolated
-sparse_decode   10.0 us  16.0 MiB  1.67 TB/s   537 MFLOP  53.5 TFLOP/s  issue   measured
-total           63.8 us   161 MiB  2.64 TB/s  2.68 GFLOP  42.1 TFLOP/s
+sparse_decode   8.87 us  16.0 MiB  1.89 TB/s   537 MFLOP  60.5 TFLOP/s  issue   measured
+total           62.7 us   161 MiB  2.69 TB/s  2.68 GFLOP  42.8 TFLOP/s
 
 in all
-60 layers              3.83 ms
+60 layers              3.76 ms
 workspace              1.54 MiB
 cache                  1060 B a token, layer and GPU
 tokens that fit a GPU  1,108,490 in 50% of its memory
