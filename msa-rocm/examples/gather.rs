@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         .map_err(|error| error.to_string())
         .and_then(|images| {
             let hip = hip::runtime().map_err(|error| error.to_string())?;
-            run(hip, &images).map_err(|error| error.to_string())
+            run(hip, &images, WORLD).map_err(|error| error.to_string())
         });
     match ran {
         Ok(lists) => {
@@ -60,16 +60,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// The list of the first index head, as every rank has it.
+/// The list of the first index head, as each of `world` ranks has it.
 ///
 /// # Errors
 /// The runtime's.
-pub(crate) fn run(hip: &'static Hip, images: &Images) -> Result<Vec<Vec<i32>>> {
+pub(crate) fn run(hip: &'static Hip, images: &Images, world: u32) -> Result<Vec<Vec<i32>>> {
     let backend = backend_over(hip, images.clone());
-    let ranks: Vec<Rank> = (0..WORLD)
+    let ranks: Vec<Rank> = (0..world)
         .map(|rank| {
             let ordinal = rank % hip.devices();
-            Rank::new(hip, backend.open(ordinal)?, ordinal, images, rank)
+            Rank::new(hip, backend.open(ordinal)?, ordinal, images, (world, rank))
         })
         .collect::<Result<_>>()?;
     for rank in &ranks {
@@ -105,13 +105,13 @@ impl Rank {
         device: Arc<dyn Device>,
         ordinal: u32,
         images: &Images,
-        rank: u32,
+        (world, rank): (u32, u32),
     ) -> Result<Self> {
         let query = if device.info().traits.arch.fp8_is_fnuz() { DType::E4m3Fnuz } else { DType::E4m3 };
         let score = IndexScore { query, keys: CacheFormat::Nvfp4, ..IndexScore::default() };
         let select = Select::default();
         let lengths = Lengths::from_lists(&[1], &[TOKENS])?;
-        let options = IndexerOptions { transport: Transport::Collective, ..IndexerOptions::new(WORLD, rank) };
+        let options = IndexerOptions { transport: Transport::Collective, ..IndexerOptions::new(world, rank) };
         let plan = IndexerPlan::new(&*device, &score, &select, &lengths, &options)?;
         let place = |bytes: &[u8]| -> Result<u64> {
             let address = device.memory().allocate(bytes.len() as u64)?;

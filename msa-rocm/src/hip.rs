@@ -1,8 +1,9 @@
 //! The HIP runtime, opened at run time: a table of functions, and why it is not there if it is not.
 //!
 //! Nothing is linked. The library is looked for as `MSA_HIP_LIBRARY`, under `ROCM_PATH`, `HIP_PATH` and `/opt/rocm`, and by
-//! its versioned names, without the variables in a process with raised privileges; it is opened once with `RTLD_NOW | RTLD_LOCAL` and never unloaded. A missing library, symbol or
-//! device is a value with its reason. A process that has the runtime already passes its functions ([`Hip::over`]).
+//! its versioned names, without the variables in a process with raised privileges; it is opened once with
+//! `RTLD_NOW | RTLD_LOCAL` and never unloaded. A missing library, symbol or device is a value with its reason. A process that
+//! has the runtime already passes its functions ([`Hip::over`]).
 #![allow(unsafe_code)]
 
 mod search;
@@ -11,6 +12,7 @@ mod table;
 pub use table::{NEEDED, OFFERED, Table};
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -29,6 +31,9 @@ pub type Handle = *mut c_void;
 
 /// `hipSuccess`.
 pub const SUCCESS: c_int = 0;
+
+/// `hipErrorInvalidValue`.
+pub(crate) const INVALID_VALUE: c_int = 1;
 
 /// `hipMemcpyDefault`: the runtime finds out which side each address is on.
 const MEMCPY_DEFAULT: c_int = 4;
@@ -98,10 +103,10 @@ impl Hip {
             // SAFETY: the initialisers of the HIP runtime have no preconditions.
             match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(library) => {
-                    let table = Table::resolve(&library, &path.display().to_string())?;
-                    // The table points into the library, which stays until the process ends.
-                    std::mem::forget(library);
-                    return Self::over(table);
+                    // The table points into the library, and one that lacks a function may have started threads: whatever
+                    // was opened stays until the process ends.
+                    let library = ManuallyDrop::new(library);
+                    return Self::over(Table::resolve(&library, &path.display().to_string())?);
                 }
                 // A file that is there but does not open says why, for example what it needs itself.
                 Err(error) if path.exists() => tried.push(format!("{} ({error})", path.display())),
@@ -199,7 +204,7 @@ impl Hip {
     /// `gcnArchName` of the properties. Its place differs between versions of ROCm, its text does not: it is the only
     /// member that starts with `gfx`.
     fn architecture(&self, device: c_int) -> Result<String> {
-        // The structure has 1472 bytes in ROCm 6; twice as many leave room.
+        // The structure has 1472 bytes in ROCm 6; 4096 leave room.
         let mut properties = vec![0u64; 512];
         let query = self.table.hipGetDevicePropertiesR0600.or(self.table.hipGetDeviceProperties);
         let query = query.ok_or_else(|| Error::Device {

@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use msa_core::backend::{Memory, Stream};
-use msa_core::error::Result;
+use msa_core::error::{Error, Result};
 
 use crate::context::Context;
-use crate::hip::{Handle, Hip};
+use crate::hip::{Handle, Hip, INVALID_VALUE};
 
 /// Tables that nobody needs any more, as (device, address). `hipFree` waits for the device, and dropping a prepared run must
 /// not: they are given back when something else is uploaded to their device.
@@ -51,12 +51,16 @@ impl Drop for Uploaded {
 
 impl Context {
     /// Gives dropped tables of this device back. Those that the runtime does not take wait for the next time: an error of the
-    /// device is reported by what is asked of it next.
+    /// device is reported by what is asked of it next. Addresses that it does not know, because the engine has reset the device,
+    /// are forgotten: one day they are somebody else's.
     fn free_dropped(&self) {
         let of_device = |(ordinal, _): &mut (u32, u64)| *ordinal == self.ordinal;
         let own: Vec<_> = self.hip.dropped().locked().extract_if(.., of_device).collect();
-        let kept = own.into_iter().filter(|(_, address)| self.free(*address).is_err());
-        let kept: Vec<_> = kept.collect();
+        let waits = |result: Result<()>| match result {
+            Ok(()) | Err(Error::Device { code: INVALID_VALUE, .. }) => false,
+            Err(_) => true,
+        };
+        let kept: Vec<_> = own.into_iter().filter(|(_, address)| waits(self.free(*address))).collect();
         self.hip.dropped().locked().extend(kept);
     }
 }

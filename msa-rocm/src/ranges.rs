@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, OsString, c_char, c_int};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -66,11 +67,12 @@ impl Roctx {
         candidates.iter().find_map(|path| {
             // SAFETY: the initialisers of the library have no preconditions.
             let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.ok()?;
+            // Nor is one unloaded that lacks a function: whatever it started goes on.
+            let library = ManuallyDrop::new(library);
             // SAFETY: the type is that of roctx.h, and the library is never unloaded.
             let push = *unsafe { library.get("roctxRangePushA") }.ok()?;
             // SAFETY: as above.
             let pop = *unsafe { library.get("roctxRangePop") }.ok()?;
-            std::mem::forget(library);
             Some(Self { push, pop })
         })
     }

@@ -95,8 +95,8 @@ impl IndexerRank {
     /// An argument that does not fit, with nothing enqueued; [`Transport::Collective`]; the runtime's errors.
     ///
     /// # Safety
-    /// As for [`msa_core::backend::Prepared::enqueue`]; the shared memory of every rank is mapped, was zero before its first
-    /// run, and is used by runs of one group of ranks alone.
+    /// As for [`msa_core::backend::Prepared::enqueue`]; the shared memory of every rank is mapped and uncached
+    /// ([`super::SharedLayout`] says why), was zero before its first run, and is used by runs of one group of ranks alone.
     pub unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let run = self.run(args, workspace)?;
         // SAFETY: the caller's promise.

@@ -16,9 +16,10 @@ const LINE: u64 = 256;
 
 /// Sizes and offsets of the memory that a group of ranks shares, the same on every rank.
 ///
-/// One allocation a rank, zero before the first run, and from then on changed by the runs alone. Peers must see stores while
-/// kernels run: `hipExtMallocWithFlags(hipDeviceMallocUncached)`, or fine-grained memory. Runs of different row counts share
-/// it, one after the other in the order of a stream, as long as every rank enqueues the same ones.
+/// One allocation a rank, zero before the first run, and from then on changed by the runs alone. It must be uncached
+/// (`hipExtMallocWithFlags` with `hipDeviceMallocUncached`): a GPU has several second-level caches, and a fence acts on that of
+/// the group which executes it, while scores are stored, and keys read, by other groups than those of the exchange. Runs of
+/// different row counts share it, one after the other in the order of a stream, as long as every rank enqueues the same ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedLayout {
     /// Ranks, 1 to 8.
@@ -65,12 +66,12 @@ impl SharedLayout {
 
     /// Ranks that hold the same head.
     pub fn replicas(&self) -> u32 {
-        (self.world / self.heads).max(1)
+        self.world.checked_div(self.heads).unwrap_or(0).max(1)
     }
 
     /// Index heads of a rank.
     pub(super) fn heads_each(&self) -> u32 {
-        (self.heads / self.world).max(1)
+        self.heads.checked_div(self.world).unwrap_or(0).max(1)
     }
 
     /// Bytes of a rank's keys.
@@ -163,6 +164,10 @@ mod tests {
         let error = |layout: SharedLayout| layout.validated().unwrap_err().to_string();
         assert!(error(SharedLayout { world: 9, ..LAYOUT }).starts_with("shared.world: want 1 to 8"));
         assert!(error(SharedLayout { world: 3, ..LAYOUT }).contains("divisor or a multiple"));
+        // Sizes that were not checked are no panic.
+        let nothing = SharedLayout { world: 0, heads: 0, ..LAYOUT };
+        assert_eq!((nothing.heads_of(0), nothing.replicas()), (0..1, 1));
+        assert!(error(nothing).starts_with("shared.world: want 1 to 8, got 0"));
         let replicated = SharedLayout { world: 3, query_bytes: 0, score_blocks: 0, ..LAYOUT };
         assert!(replicated.validated().is_ok());
     }

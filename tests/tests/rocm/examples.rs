@@ -17,9 +17,10 @@ fn every_rank_of_a_gather_selects_what_one_device_selects() {
     }
     for devices in [&["gfx950", "gfx950", "gfx950", "gfx950"][..], &["gfx942"]] {
         let simulated = Simulated::new(devices);
-        let lists = gather::run(simulated.hip(), &rocm_emu::images().unwrap()).unwrap();
-        assert_eq!(lists.len(), 4);
-        assert!(lists.iter().all(|list| *list == lists[0]), "{lists:?}");
+        let run = |world| gather::run(simulated.hip(), &rocm_emu::images().unwrap(), world).unwrap();
+        let (lists, alone) = (run(4), run(1));
+        assert_eq!((lists.len(), alone.len()), (4, 1));
+        assert!(lists.iter().all(|list| *list == alone[0]), "{lists:?}, alone {alone:?}");
         // 3,000 tokens have 24 blocks; the own one is always there.
         assert!(lists[0].windows(2).all(|pair| pair[0] < pair[1]) && lists[0][15] == 23, "{lists:?}");
     }

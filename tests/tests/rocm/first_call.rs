@@ -77,15 +77,18 @@ fn child() {
         let device = fresh(arch);
         for line in LINES {
             let time = first_call(&device, &trial(&device, line));
-            // The entry wants less than 100 ms; a busy machine must not fail a test.
+            // The report asks for 100, which hardware has to show: here code is loaded by the interpreter.
             println!("{arch} {line}: {time} ms to load");
         }
         assert_eq!((faults_of_children(), running_children()), (before, String::new()), "{arch}");
     }
     let home = std::env::var("HOME").unwrap();
     assert_eq!(std::fs::read_dir(&home).unwrap().count(), 0);
-    // The limit that the parent set holds.
     assert!(std::env::var_os("PATH").is_some_and(|path| path.is_empty()));
+    // The limit that the parent set holds.
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let of_files = limits.lines().find_map(|line| line.strip_prefix("Max file size")).unwrap();
+    assert_eq!(of_files.split_whitespace().next(), Some("0"), "{limits}");
 }
 
 #[test]

@@ -143,6 +143,13 @@ fn dropping_calls_nothing_and_the_next_run_frees() {
     let frees = count(simulated, "hipFree");
     drop(device.prepare(&pair.trial.plan).unwrap());
     assert_eq!((count(simulated, "hipFree") - frees, hip.waiting_to_be_freed()), (2, 2));
+    // An address that the runtime does not know is not tried again: it may become somebody else's.
+    simulated.fail("hipFree", 1);
+    let other = device.prepare(&pair.trial.plan).unwrap();
+    simulated.fail("hipFree", 0);
+    assert_eq!(hip.waiting_to_be_freed(), 0);
+    drop(other);
+    assert_eq!(hip.waiting_to_be_freed(), 2);
     // An upload that fails gives its memory back.
     simulated.fail("hipMemcpy", 719);
     assert!(device.prepare(&pair.trial.plan).is_err());

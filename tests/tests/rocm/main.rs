@@ -9,6 +9,7 @@
 #[global_allocator]
 static ALLOCATOR: msa_fake_hip::Counting = msa_fake_hip::Counting;
 
+mod back_to_back;
 mod captured;
 mod emu_set;
 mod examples;

@@ -238,7 +238,7 @@ pub(crate) fn selection(case: &Case) -> Select {
 }
 
 /// What a rank is given: its own heads' queries, its own pages.
-fn of_rank(inputs: &Inputs, plan: &IndexerPlan, group: &Group) -> Inputs {
+pub(crate) fn of_rank(inputs: &Inputs, plan: &IndexerPlan, group: &Group) -> Inputs {
     let mut own = inputs.clone();
     let rank = plan.options.rank;
     if group.queries == QuerySource::Own {

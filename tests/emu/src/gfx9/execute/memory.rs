@@ -4,6 +4,9 @@
 //! write-back (`buffer_wbl2 sc0 sc1` that was waited for, or the end of a kernel), a plain load may see an old copy until
 //! an invalidation (`buffer_inv sc0 sc1`, or the start of a kernel). System-scope accesses (`sc0 sc1`) go past the copies.
 //! So a fence that is missing shows as old data, always.
+//!
+//! A GPU has one such copy, and the ends of kernels reach other GPUs: true of uncached memory, which is what peers share. That
+//! real GPUs have a cache for each of their chiplets is not modelled.
 
 use super::super::error::Fault;
 
