@@ -44,7 +44,7 @@ struct Shape {
   static constexpr int RING_BYTES = WARPS * RING * STAGE_BYTES;
   // Of each row of a warpgroup: address of its scores or 0, maxima of four warps twice, visible tokens.
   static constexpr int ROW_BYTES = 8 + 2 * 4 * 4 + 4;
-  // Of each warp: the barriers of its ring, whether a page id was out of range, how many tokens all its rows see, and what scores
+  // Of each warp: the barriers of its ring, whether a page id was out of range, how many whole blocks all its rows see, and what scores
   // are multiplied by.
   static constexpr int WARP_BYTES = RING * 8 + 16;
   static constexpr int SHARED =
@@ -358,7 +358,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       named_barrier(1 + group, 128);
       for (int n = lane; n < S::ROWS; n += 32) least = min(least, (int)load_shared_32(s_visible + n * 4));
       least = __reduce_min_sync(FULL_WARP, least);
-      if (lane == 0) store_shared_32(s_barrier + S::RING * 8 + 4, least);
+      if (lane == 0) store_shared_32(s_barrier + S::RING * 8 + 4, least / BLOCK);
       __syncwarp();
     }
     const int page = here.base + page_warp;
@@ -366,7 +366,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
     // Whole units are masked or not, so that the warps of a wgmma take the same branch.
-    const bool masked = (here.base + UNIT_PAGES<PAGE_WARPS>) * BLOCK > (int)load_shared_32(s_barrier + S::RING * 8 + 4);
+    const bool masked = here.base + UNIT_PAGES<PAGE_WARPS> > (int)load_shared_32(s_barrier + S::RING * 8 + 4);
 
     // The scores of a tile, with its first token for this thread.
     auto update = [&](float (*d)[4], int token) {
