@@ -247,21 +247,16 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 
   // ---- blocks past the end of a request score -inf; a row a warp, the first ones in different blocks of threads. The divisions that
   // address a row take 0.1 us: while the first block addressed all 32 rows of a lone request before its work, scoring them took
-  // 11.4 us instead of 8.1 (NVFP4 faithful) and 10.4 instead of 7.1 (fast). Two tiles of queries take 29.7 us here after the work and
-  // 30.3 before it (8 requests, faithful), four tiles of a lone request 8.9 and 8.1 (H200, driver 580.159, 128K tokens).
-  constexpr bool PAST_THE_END_LAST = NT == 2;
-  auto score_past_the_end = [&]() {
-    for (int item = warp * (int)gridDim.x + (int)blockIdx.x; item < (int)p.batch.requests * S::ROWS; item += S::WARPS * (int)gridDim.x) {
-      const int n = chunk + item % S::ROWS;
-      const Request request = load_request(p.batch, item / S::ROWS, n == 0 && lane == 0);
-      const int first = (request.tokens + BLOCK - 1) / BLOCK;
-      if (n >= request.rows * (int)p.heads || first >= (int)p.blocks) continue;
-      uint8_t* row = p.scores + (uint64_t)(request.first_row + n / (int)p.heads) * p.scores_row + (uint64_t)(n % (int)p.heads) * p.scores_head;
+  // 11.4 us instead of 8.1 (NVFP4 faithful) and 10.4 instead of 7.1 (fast; H200, driver 580.159, 128K tokens).
+  for (int item = warp * (int)gridDim.x + (int)blockIdx.x; item < (int)p.batch.requests * S::ROWS; item += S::WARPS * (int)gridDim.x) {
+    const int n = chunk + item % S::ROWS;
+    const Request request = load_request(p.batch, item / S::ROWS, n == 0 && lane == 0);
+    const int first = (request.tokens + BLOCK - 1) / BLOCK;
+    if (n >= request.rows * (int)p.heads || first >= (int)p.blocks) continue;
+    uint8_t* row = p.scores + (uint64_t)(request.first_row + n / (int)p.heads) * p.scores_row + (uint64_t)(n % (int)p.heads) * p.scores_head;
 #pragma unroll 1
-      for (int i = first + lane; i < (int)p.blocks; i += 32) ((float*)row)[i] = -INFINITY;
-    }
-  };
-  if constexpr (!PAST_THE_END_LAST) score_past_the_end();
+    for (int i = first + lane; i < (int)p.blocks; i += 32) ((float*)row)[i] = -INFINITY;
+  }
 
   // ---- compute side
   uint32_t queries[ASYNC ? 1 : NT][16];
@@ -518,7 +513,6 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     else if (AHEAD == 1 && NT < 4) here = coming;
     else next_unit(p.batch, here);
   }
-  if constexpr (PAST_THE_END_LAST) score_past_the_end();
   if (lane == 0 && load_shared_32(s_barrier + S::RING * 8)) raise(p.batch, STATUS_PAGE);
   release_successor();
 }

@@ -126,9 +126,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if constexpr (HALVES == 1) __syncwarp();
     else named_barrier(1 + PARTS + share, 64);
   };
-  // The table stands where the first part's stages will: no part may fill them while another still reads it.
-  if (PARTS > 1 && cached > 0) __syncthreads();
-  else part_barrier();
+  // All parts of the block: the table stands where the first part's stages will, and none may fill them while another still reads it.
+  __syncthreads();
   const int count = (int)load_shared_32(s_slots + Slots<C>::COUNT);
 
   // ---- ring. A warp's groups of copies are K, V, K, V, ... of its stages, so that a fixed number may be under way. Of two warps of a
