@@ -47,14 +47,19 @@ DEVICE void check_requests(const Validate& a, const Share& share) {
   for (u32 request = share.thread; request < a.batch.requests; request += share.threads) request_of(a.batch, request);
 }
 
-// The pages of requests that have rows; of several ranks, this one's.
+// The first of many that this wave takes in a pass over them. From pass to pass waves change places, so that a few are not
+// always the same wave's.
+DEVICE u32 first_of(const Share& share, u32 pass) { return (share.wave + pass) % share.waves; }
+
+// The pages of requests that have rows; of several ranks, this one's. A wave takes 64 pages of a request at once.
 DEVICE void check_tables(const Validate& a, const Share& share) {
-  u64 all = (u64)a.batch.requests * a.most_pages;
-  for (u64 i = share.thread; i < all; i += share.threads) {
-    u32 id = (u32)(i / a.most_pages), page = (u32)(i % a.most_pages);
-    Request request = request_of(a.batch, id);
-    bool own = page % a.world == a.rank;
-    if (own && request.rows > 0 && (u64)page * kBlockTokens < (u64)request.kv_len) page_of(a.batch, id, page);
+  for (u32 pass = 0; pass < (a.most_pages + kWave - 1) / kWave; pass++) {
+    u32 page = pass * kWave + lane_id();
+    bool own = page < a.most_pages && page % a.world == a.rank;
+    for (u32 id = first_of(share, pass); id < a.batch.requests; id += share.waves) {
+      Request request = request_of(a.batch, id);
+      if (own && request.rows > 0 && (u64)page * kBlockTokens < (u64)request.kv_len) page_of(a.batch, id, page);
+    }
   }
 }
 
@@ -73,14 +78,16 @@ DEVICE void check_list(const Validate& a, u32 request, i32 kv_len, const i32 GLO
 }
 
 DEVICE void check_lists(const Validate& a, const Share& share) {
-  u64 all = (u64)a.batch.requests * a.most_rows * a.list_count;
-  for (u64 item = share.wave; item < all; item += share.waves) {
-    u32 list = (u32)(item % a.list_count), row = (u32)(item / a.list_count % a.most_rows);
-    u32 id = (u32)(item / a.list_count / a.most_rows);
-    Request request = request_of(a.batch, id);
-    if ((i32)row >= request.rows) continue;
-    check_list(a, id, request.kv_len,
-               a.lists + (u64)(request.first_row + (i32)row) * a.list_row_stride + list * a.list_head_stride);
+  u32 pass = 0;
+  for (u32 row = 0; row < a.most_rows; row++) {
+    for (u32 list = 0; list < a.list_count; list++, pass++) {
+      for (u32 id = first_of(share, pass); id < a.batch.requests; id += share.waves) {
+        Request request = request_of(a.batch, id);
+        if ((i32)row >= request.rows) continue;
+        check_list(a, id, request.kv_len,
+                   a.lists + (u64)(request.first_row + (i32)row) * a.list_row_stride + list * a.list_head_stride);
+      }
+    }
   }
 }
 
@@ -101,19 +108,19 @@ DEVICE u32 not_finite(u32 value) {
 
 // A wave takes one head of one row that is stored.
 DEVICE void check_sources(const Validate& a, const Share& share, u32 rows) {
-  u32 heads = 2 * a.kv_heads + 1;
-  u64 all = (u64)rows * heads;
-  for (u64 item = share.wave; item < all; item += share.waves) {
-    u32 row = (u32)(item / heads), number = (u32)(item % heads), tensor = number / a.kv_heads;
-    u32 cache = tensor == 2 ? 1 : 0;
+  for (u32 number = 0; number < 2 * a.kv_heads + 1; number++) {
+    u32 tensor = number / a.kv_heads, cache = tensor == 2 ? 1 : 0;
     const Source& source = a.sources[tensor];
-    i64 slot = a.slots[row];
-    bool stored = slot_fits(slot, a.cache_pages[cache]) && slot / (i64)kBlockTokens != (i64)a.null_pages[cache];
-    if (!source.values || !stored || !position_fits(a.positions, row, a.table_rows)) continue;
-    const u16 GLOBAL* values = (const u16 GLOBAL*)((const u8 GLOBAL*)source.values + row * source.row_stride +
-                                                   (number - tensor * a.kv_heads) * source.head_stride);
-    u32 found = not_finite(values[lane_id()]) | not_finite(values[kWave + lane_id()]);
-    if (found) report(a.batch.status, found);
+    if (!source.values) continue;
+    for (u32 row = first_of(share, number); row < rows; row += share.waves) {
+      i64 slot = a.slots[row];
+      bool stored = slot_fits(slot, a.cache_pages[cache]) && slot / (i64)kBlockTokens != (i64)a.null_pages[cache];
+      if (!stored || !position_fits(a.positions, row, a.table_rows)) continue;
+      const u16 GLOBAL* values = (const u16 GLOBAL*)((const u8 GLOBAL*)source.values + row * source.row_stride +
+                                                     (number - tensor * a.kv_heads) * source.head_stride);
+      u32 found = not_finite(values[lane_id()]) | not_finite(values[kWave + lane_id()]);
+      if (found) report(a.batch.status, found);
+    }
   }
 }
 
