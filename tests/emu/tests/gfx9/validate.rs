@@ -152,6 +152,13 @@ const OF_REQUESTS: &[Scenario] = &[
     ("too long, the last", Looks::Requests, |p| p.word(p.parameters.batch.kv_lengths, 3, 2), Status::LENGTH),
     ("tables are right", Looks::Tables, |_| {}, 0),
     (
+        "too long, with tables",
+        Looks::Tables,
+        |p| p.word(p.parameters.batch.kv_lengths, 1, 130),
+        Status::LENGTH,
+    ),
+    ("a negative length", Looks::Tables, |p| p.word(p.parameters.batch.kv_lengths, 0, -1), Status::LENGTH),
+    (
         "a page beyond the cache",
         Looks::Tables,
         |p| p.entry(1, 1, p.parameters.batch.pages as i32),
@@ -166,6 +173,7 @@ const OF_REQUESTS: &[Scenario] = &[
 
 const OF_LISTS: &[Scenario] = &[
     ("lists are right", Looks::Lists, |_| {}, 0),
+    ("too long, with lists", Looks::Lists, |p| p.word(p.parameters.batch.kv_lengths, 1, 130), Status::LENGTH),
     ("a block twice", Looks::Lists, |p| p.list(5, 1, 7, 0), Status::DUPLICATE),
     ("a block that does not begin", Looks::Lists, |p| p.list(0, 0, 3, 2), Status::BLOCK),
     ("a block far beyond", Looks::Lists, |p| p.list(3, 1, 7, i32::MAX), Status::BLOCK),
