@@ -1,6 +1,6 @@
 use super::decode_cost::NvidiaCost;
 use super::given::{Given, lists};
-use super::workspace::{Need, product, row_windows};
+use super::workspace::{Need, Scratch, product, row_windows};
 use super::{DecodeBlocks, Derived, SlotPart, shared};
 use crate::cache::CacheFormat;
 use crate::error::{Result, require};
@@ -25,13 +25,22 @@ pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
     } else {
         given.scratch(needs(op, &slot_parts))
     };
+    derived(op, given, slot_parts, &scratch)
+}
+
+/// A plan of `slot_parts` whose stages need `scratch`: of decode alone or of a step.
+pub(super) fn derived(
+    op: &Attention,
+    given: &Given,
+    slot_parts: Vec<SlotPart>,
+    scratch: &Scratch,
+) -> Result<Derived> {
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;
-    let batch_invariant = is_batch_invariant(given);
     let decode_blocks = blocks(op, given, &slot_parts);
     Ok(Derived {
-        batch_invariant,
+        batch_invariant: is_batch_invariant(given),
         slot_parts,
         decode_blocks,
         windows,
@@ -43,7 +52,7 @@ pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
 
 /// True if the division of a request's slots does not depend on the rest of the batch: one part on a CPU, the caller's
 /// number, the pinned one, or one a slot.
-pub(super) fn is_batch_invariant(given: &Given) -> bool {
+fn is_batch_invariant(given: &Given) -> bool {
     given.shares_pages() || given.on_cpu() || given.options.splits.is_some() || given.options.batch_invariant
 }
 
@@ -133,7 +142,7 @@ fn slots_in_turn(items: u64, parts: u64, k: u64, at_once: u64) -> u64 {
 }
 
 /// How the blocks of threads of an NVIDIA device take the parts.
-pub(super) fn blocks(op: &Attention, given: &Given, parts: &[SlotPart]) -> DecodeBlocks {
+fn blocks(op: &Attention, given: &Given, parts: &[SlotPart]) -> DecodeBlocks {
     let most = parts.iter().map(|part| part.part + 1).max();
     match most {
         Some(most) if given.on_nvidia() => {

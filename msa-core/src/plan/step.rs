@@ -43,21 +43,7 @@ fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
     let mut needs = score_needs(op, given, given.blocks(&op.index.geometry));
     needs.extend(op.appends.then(|| append::need(given)));
     needs.extend(decode::needs(&op.attention, &slot_parts));
-    let scratch = given.scratch(needs);
-    let each = scratch.window_rows(given.rows(), given.options.cap())?;
-    let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
-    let windows = row_windows(given.rows(), each)?;
-    let batch_invariant = decode::is_batch_invariant(given);
-    let decode_blocks = decode::blocks(&op.attention, given, &slot_parts);
-    Ok(Derived {
-        batch_invariant,
-        slot_parts,
-        decode_blocks,
-        windows,
-        workspace,
-        workspace_bytes,
-        ..Derived::default()
-    })
+    decode::derived(&op.attention, given, slot_parts, &given.scratch(needs))
 }
 
 /// How much of the cap a stage leaves to the others.

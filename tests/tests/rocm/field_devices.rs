@@ -11,7 +11,7 @@ use msa_tests::memory::Placement;
 use msa_tests::rocm_emu;
 use msa_tests::trial::Trial;
 
-use crate::pair::{ARCHITECTURES, NON_BLOCKING, Pair, device, flavoured, ready};
+use crate::pair::{ARCHITECTURES, LINES, NON_BLOCKING, Pair, device, flavoured, ready};
 use crate::ranks::{Group, formats};
 use crate::workspaces;
 
@@ -116,16 +116,8 @@ fn l04_everything_is_on_the_caller_s_stream() {
     if !ready() {
         return;
     }
-    let lines = [
-        "sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,len=[1x300],splits=2)",
-        "index_score(hq=4,hkv=1,hi=1,iq=Q8,ik=nvfp4,len=[1x300])",
-        "select(hq=4,hkv=1,hi=1,len=[1x3000])",
-        "merge(hq=4,hkv=1,hi=1,len=[1x5])",
-        "append(hq=4,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,len=[1x20])",
-        "step(hq=4,hkv=1,hi=1,q=Q8,iq=Q8,kv=nvfp4,ik=nvfp4,appends=true,len=[1x300])",
-    ];
     for arch in ARCHITECTURES {
-        for line in lines {
+        for line in LINES {
             let pair = Pair::new(arch, line);
             let want = pair.run();
             let own: Arc<dyn Device> = pair.device.clone();

@@ -15,21 +15,12 @@ use msa_tests::rocm_emu;
 use msa_tests::steps::Run;
 use msa_tests::trial::Trial;
 
-use crate::pair::{ARCHITECTURES, flavoured, ready};
+use crate::pair::{ARCHITECTURES, LINES, flavoured, ready};
 
 /// Says to a process that it is the one without a compiler.
 const CHILD: &str = "MSA_FIRST_CALL_TEST";
 
 const TEST: &str = "first_call::o07_the_first_call_starts_no_process_and_writes_no_file";
-
-const LINES: [&str; 6] = [
-    "sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,len=[1x300],splits=2)",
-    "index_score(hq=4,hkv=1,hi=1,iq=Q8,ik=nvfp4,len=[1x300])",
-    "select(hq=4,hkv=1,hi=1,len=[1x3000])",
-    "merge(hq=4,hkv=1,hi=1,len=[1x5])",
-    "append(hq=4,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,len=[1x20])",
-    "step(hq=4,hkv=1,hi=1,q=Q8,iq=Q8,kv=nvfp4,ik=nvfp4,appends=true,len=[1x300])",
-];
 
 /// Of a device that nobody has used.
 fn fresh(arch: &str) -> Arc<dyn Device> {

@@ -29,6 +29,16 @@ pub(crate) const MEAN_ERROR: f64 = 1e-6;
 /// `hipStreamNonBlocking`: the default stream and this one do not wait for each other, as with the streams of engines.
 pub(crate) const NON_BLOCKING: u32 = 1;
 
+/// A small case of every operation.
+pub(crate) const LINES: [&str; 6] = [
+    "sparse_decode(hq=4,hkv=1,hi=1,q=Q8,kv=KV8,len=[1x300],splits=2)",
+    "index_score(hq=4,hkv=1,hi=1,iq=Q8,ik=nvfp4,len=[1x300])",
+    "select(hq=4,hkv=1,hi=1,len=[1x3000])",
+    "merge(hq=4,hkv=1,hi=1,len=[1x5])",
+    "append(hq=4,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,len=[1x20])",
+    "step(hq=4,hkv=1,hi=1,q=Q8,iq=Q8,kv=nvfp4,ik=nvfp4,appends=true,len=[1x300])",
+];
+
 /// True if there are kernels to run.
 pub(crate) fn ready() -> bool {
     match rocm_emu::images() {
