@@ -26,6 +26,7 @@
 //! | [`plan`], [`lengths`] | planners, `verify`, text form, schedule record |
 //! | [`backend`], [`registry`], [`variant`], [`device`] | the engine API |
 //! | [`candidate`], [`rope`] | 64-bit selection keys; RoPE tables |
+//! | [`indexer`] | choices of indexer context parallelism |
 
 pub mod abi;
 pub mod args;
@@ -37,6 +38,7 @@ pub mod device;
 pub mod error;
 pub mod format;
 pub mod geometry;
+pub mod indexer;
 pub mod lengths;
 #[cfg(all(feature = "loader", unix))]
 pub mod loader;

@@ -4,7 +4,8 @@
 // (r = lane / 4, q = lane % 4) owns channels 32q .. 32q+31 of token rows r and r + 8, so a k step mixes channels of four
 // quads: the permutation is in the declared arithmetic (Steps { runs 4, run 4 or 8, run_stride 32 }).
 // A persistent grid divides the (request, unit) list evenly; a unit is four pages (one a warp) or one page (32 rows a warp).
-// Scores do not depend on the division. Each warp drives its own ring of bulk copies.
+// Scores do not depend on the division. Each warp drives its own ring of bulk copies. With MSA_RANKS the pages, their numbers and their
+// tokens are those of one of several ranks (ranks.cuh).
 #include "include/batch.cuh"
 #include "include/index_keys.cuh"
 #include "include/wgmma.cuh"
@@ -55,7 +56,7 @@ struct Shape {
 
 MSA_DEVICE int pages_of(const Batch& batch, int request) {
   const Request r = load_request(batch, request, false);
-  return r.rows > 0 ? (r.tokens + BLOCK - 1) / BLOCK : 0;
+  return r.rows > 0 ? (tokens_of_rank(batch, r.tokens) + BLOCK - 1) / BLOCK : 0;
 }
 
 // A unit is one page for each warp, or one page for all four.
@@ -251,7 +252,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   for (int item = warp * (int)gridDim.x + (int)blockIdx.x; item < (int)p.batch.requests * S::ROWS; item += S::WARPS * (int)gridDim.x) {
     const int n = chunk + item % S::ROWS;
     const Request request = load_request(p.batch, item / S::ROWS, n == 0 && lane == 0);
-    const int first = (request.tokens + BLOCK - 1) / BLOCK;
+    const int first = (tokens_of_rank(p.batch, request.tokens) + BLOCK - 1) / BLOCK;
     if (n >= request.rows * (int)p.heads || first >= (int)p.blocks) continue;
     uint8_t* row = p.scores + (uint64_t)(request.first_row + n / (int)p.heads) * p.scores_row + (uint64_t)(n % (int)p.heads) * p.scores_head;
 #pragma unroll 1
@@ -268,9 +269,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       const Request request = load_request(p.batch, staged, false);
       const int pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
       named_barrier(1 + group, 128);
-      int least = request.tokens;
+      const int tokens = tokens_of_rank(p.batch, request.tokens);
+      int least = tokens;
       for (int n = tid & 127; n < S::ROWS; n += 128) {
-        const int visible = n < pairs ? visible_tokens(p.batch, request, (chunk + n) / (int)p.heads) : request.tokens;
+        const int visible = n < pairs ? tokens_of_rank(p.batch, visible_tokens(p.batch, request, (chunk + n) / (int)p.heads)) : tokens;
         store_shared_32(s_visible + n * 4, visible);
         const int pair = chunk + n;
         const uint64_t row = (uint64_t)p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row +

@@ -61,7 +61,8 @@ pub(crate) struct IndexArguments {
     pub(crate) query_is_e4m3: u32,
     pub(crate) exact: u32,
     pub(crate) one: u32,
-    pub(crate) pad: u32,
+    /// Ranks, and from bit 16 on the number of this one.
+    pub(crate) ranks: u32,
 }
 
 /// Arguments of `select`.
@@ -189,6 +190,64 @@ pub(crate) struct SelectMergeArguments {
     pub(crate) score_order: u32,
 }
 
+/// Most ranks that share the pages of an index cache.
+pub(crate) const MAX_WORLD: usize = msa_core::plan::PlanOptions::MAX_WORLD as usize;
+
+/// Arguments of `exchange_keys` and `candidate_keys`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RankKeysArguments {
+    pub(crate) batch: Batch,
+    pub(crate) scores: u64,
+    pub(crate) scores_row: u64,
+    pub(crate) scores_head: u64,
+    pub(crate) indices: u64,
+    pub(crate) indices_row: u64,
+    pub(crate) indices_list: u64,
+    pub(crate) keys: u64,
+    pub(crate) inboxes: [u64; MAX_WORLD],
+    pub(crate) epochs: u64,
+    pub(crate) parity_keys: u64,
+    pub(crate) rank_keys: u64,
+    pub(crate) columns: u32,
+    pub(crate) heads: u32,
+    pub(crate) lists: u32,
+    pub(crate) k: u32,
+    pub(crate) init_blocks: u32,
+    pub(crate) local_blocks: u32,
+    pub(crate) init_first: u32,
+    pub(crate) nan_highest: u32,
+    pub(crate) score_order: u32,
+    pub(crate) world: u32,
+    pub(crate) rank: u32,
+    pub(crate) spins: u32,
+    pub(crate) first_list: u32,
+    pub(crate) end_list: u32,
+}
+
+/// Arguments of `gather_queries`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct GatherArguments {
+    pub(crate) own: u64,
+    pub(crate) own_row: u64,
+    pub(crate) own_head: u64,
+    pub(crate) queries: u64,
+    pub(crate) inboxes: [u64; MAX_WORLD],
+    pub(crate) epochs: u64,
+    pub(crate) last_offset: u64,
+    pub(crate) status: u64,
+    pub(crate) rank_words: u64,
+    pub(crate) own_status: u32,
+    pub(crate) rows: u32,
+    pub(crate) heads: u32,
+    pub(crate) own_heads: u32,
+    pub(crate) head_words: u32,
+    pub(crate) world: u32,
+    pub(crate) rank: u32,
+    pub(crate) spins: u32,
+}
+
 /// How kernels name the type of an output.
 pub(crate) fn output_type(dtype: DType) -> u32 {
     match dtype {
@@ -304,6 +363,7 @@ const _: () = {
     assert!(size_of::<StatusArguments>() == 16);
     assert!(size_of::<MergeArguments>() == 160);
     assert!(size_of::<SelectMergeArguments>() == 88);
+    assert!(size_of::<RankKeysArguments>() == 288 && size_of::<GatherArguments>() == 160);
     assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 56);
     assert!(size_of::<AppendArguments>() == 976);
     assert!(size_of::<ValidateArguments>() == 296);

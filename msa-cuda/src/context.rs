@@ -70,6 +70,11 @@ impl Context {
         Self { context, retained, arch, modules: Mutex::default(), tables: Mutex::default() }
     }
 
+    /// The driver's handle.
+    pub(crate) fn handle(&self) -> sys::CUcontext {
+        self.context
+    }
+
     /// Makes the context current until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Current> {
         // SAFETY: the context is retained, or the engine's, which outlives the device by contract.

@@ -3,7 +3,7 @@
 use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
-use msa_core::lengths::Lengths;
+use msa_core::lengths::{Lengths, RequestBound};
 use msa_core::op::{NanRule, Select, SelectOrder};
 use msa_core::plan::{DecodeBlocks, Plan};
 
@@ -53,7 +53,7 @@ pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64
 /// A persistent grid: as many blocks as the device holds, or as there is work for.
 pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, choice: &IndexChoice, kernel: &Kernel) -> Grid {
     let g = plan.op.geometry();
-    let units = lengths.requests().iter().map(|r| g.blocks(r.kv_len.into()).div_ceil(choice.pages.into()));
+    let units = lengths.requests().iter().map(|r| own_blocks(plan, r).div_ceil(choice.pages.into()));
     let pairs = u64::from(lengths.max_query_len()) * u64::from(g.index_heads);
     let chunks = pairs.div_ceil(choice.pairs.into()).max(1);
     let y = u32::try_from(chunks).unwrap_or(u32::MAX);
@@ -67,9 +67,19 @@ fn index_blocks(units: u64, kernel: &Kernel, sms: u32) -> u32 {
     u32::try_from(units.div_ceil(groups).clamp(1, most)).unwrap_or(u32::MAX)
 }
 
-/// All blocks that the bounds allow.
+/// All blocks that the bounds allow, of this rank where several share them.
 pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
-    lengths.requests().iter().map(|r| plan.op.geometry().blocks(r.kv_len.into())).sum()
+    lengths.requests().iter().map(|r| own_blocks(plan, r)).sum()
+}
+
+fn own_blocks(plan: &Plan, request: &RequestBound) -> u64 {
+    blocks_of_rank(plan.op.geometry().blocks(request.kv_len.into()), plan.options.world, plan.options.rank)
+}
+
+/// Blocks of a rank among the first `blocks`: block j belongs to rank `j % world`.
+pub(crate) fn blocks_of_rank(blocks: u64, world: u32, rank: u32) -> u64 {
+    let (world, rank) = (u64::from(world.max(1)), u64::from(rank));
+    (blocks + world - 1).saturating_sub(rank) / world
 }
 
 /// Most lists that teams of warps select, of requests of one row and of more. Measured on an H200 (driver 580.159) behind fp8

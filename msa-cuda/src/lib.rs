@@ -12,6 +12,7 @@ mod context;
 mod device;
 mod driver;
 mod images;
+pub mod indexer;
 mod launch;
 mod memory;
 pub mod plugin;

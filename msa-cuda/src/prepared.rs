@@ -35,16 +35,16 @@ const MOST_STATUS_WORDS: u64 = STATUS_BYTES / 4;
 
 /// Where the kernels of a run raise status bits, and who clears them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StatusWords {
+pub(crate) struct StatusWords {
     /// One that all kernels share, and one a block of the first kernel if there are so many.
-    count: u32,
+    pub(crate) count: u32,
     /// The first kernel clears them, so that no kernel has to be launched for it: 0.6 us on an H200 (driver 580.159).
-    cleared_by_first: bool,
+    pub(crate) cleared_by_first: bool,
 }
 
 impl StatusWords {
     /// For a run whose first kernel has this grid, or raises nothing.
-    fn new(first: Option<Grid>) -> Self {
+    pub(crate) fn new(first: Option<Grid>) -> Self {
         let Some(grid) = first else { return Self { count: 1, cleared_by_first: true } };
         let words = 1 + u64::from(grid.x) * u64::from(grid.y);
         let fits = words <= MOST_STATUS_WORDS;
@@ -52,8 +52,36 @@ impl StatusWords {
     }
 
     /// Words of the run if the first kernel has its own, else 0.
-    fn owned(&self) -> u32 {
+    pub(crate) fn owned(&self) -> u32 {
         if self.count > 1 { self.count } else { 0 }
+    }
+
+    /// Clears them by `clear_status`.
+    ///
+    /// # Safety
+    /// As for `Prepared::enqueue`, with the context current.
+    pub(crate) unsafe fn clear(&self, clear: &Function, stream: Stream, workspace: Span) -> Result<()> {
+        let grid = Grid { x: 1, y: 1, cluster: 1 };
+        let arguments = StatusArguments { status: workspace.address, words: self.count, pad: 0 };
+        // SAFETY: the status words are at the start of the workspace; the context is current.
+        unsafe { clear.launch(Queue { stream: stream.0, overlaps: true }, grid, &arguments) }
+    }
+
+    /// The bits of all of them; waits for the stream.
+    ///
+    /// # Safety
+    /// As for `Prepared::status`.
+    pub(crate) unsafe fn read(&self, context: &Context, stream: Stream, workspace: Span) -> Result<Status> {
+        let _current = context.enter()?;
+        let mut words = [0_u32; MOST_STATUS_WORDS as usize];
+        let words = &mut words[..self.count as usize];
+        let stream = stream.0 as sys::CUstream;
+        let to = words.as_mut_ptr().cast();
+        // SAFETY: the words outlive the wait below and are as many as are copied; the caller answers for the workspace.
+        check(unsafe { sys::cuMemcpyDtoHAsync_v2(to, workspace.address, 4 * words.len(), stream) })?;
+        // SAFETY: the engine's stream.
+        check(unsafe { sys::cuStreamSynchronize(stream) })?;
+        Ok(Status(words.iter().fold(0, |all, word| all | word)))
     }
 }
 
@@ -73,29 +101,6 @@ impl CudaPrepared {
             status,
         })
     }
-
-    /// Clears the status in a kernel of its own.
-    ///
-    /// # Safety
-    /// As for `Prepared::enqueue`, with the context current.
-    unsafe fn clear(&self, stream: Stream, workspace: Span) -> Result<()> {
-        let grid = Grid { x: 1, y: 1, cluster: 1 };
-        let arguments = StatusArguments { status: workspace.address, words: self.status.count, pad: 0 };
-        // SAFETY: the status words are at the start of the workspace; the context is current.
-        unsafe { self.clear.launch(Queue { stream: stream.0, overlaps: true }, grid, &arguments) }
-    }
-
-    fn check_workspace(&self, workspace: Span) -> Result<()> {
-        let (want, got) = (self.plan.workspace_bytes, workspace.bytes);
-        if got < want {
-            return Err(Error::invalid("workspace.bytes", format!("at least {want}"), got));
-        }
-        if workspace.address == 0 || !workspace.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
-            let want = format!("a multiple of {WORKSPACE_ALIGNMENT}, not 0");
-            return Err(Error::invalid("workspace.address", want, workspace.address));
-        }
-        Ok(())
-    }
 }
 
 impl Prepared for CudaPrepared {
@@ -105,7 +110,7 @@ impl Prepared for CudaPrepared {
 
     unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let extents = self.contract.check(args)?;
-        self.check_workspace(workspace)?;
+        check_workspace(workspace, self.plan.workspace_bytes)?;
         let _current = self.context.enter()?;
         let scores = self.scores.as_ref().map(|scores| scores.of_run(extents.rows, workspace)).transpose()?;
         let is_step = matches!(self.plan.op, Op::Step(_));
@@ -115,14 +120,14 @@ impl Prepared for CudaPrepared {
             let own_status = if number == 0 { self.status.owned() } else { 0 };
             // The kernel behind the validation reads what it wrote before it waits for it.
             let stream = Queue { stream: stream.0, overlaps: !(validates && number == 1) };
-            Run { stream, args, scores, extents, workspace, own_status, is_step, checked_offsets }
+            Run { stream, args, scores, queries: None, extents, workspace, own_status, is_step, checked_offsets }
         };
         // Nothing is enqueued unless every stage takes its arguments.
         self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;
         let nothing = extents.rows == 0 || extents.requests == 0 && has_requests(&self.plan.op);
         if nothing && !validates || !self.status.cleared_by_first {
             // SAFETY: the caller answers for the workspace; the context is current.
-            unsafe { self.clear(stream, workspace) }?;
+            unsafe { self.status.clear(&self.clear, stream, workspace) }?;
         }
         let stages = if nothing { usize::from(validates) } else { self.stages.len() };
         for (number, stage) in self.stages.iter().take(stages).enumerate() {
@@ -133,17 +138,21 @@ impl Prepared for CudaPrepared {
     }
 
     unsafe fn status(&self, stream: Stream, workspace: Span) -> Result<Status> {
-        let _current = self.context.enter()?;
-        let mut words = [0_u32; MOST_STATUS_WORDS as usize];
-        let words = &mut words[..self.status.count as usize];
-        let stream = stream.0 as sys::CUstream;
-        let to = words.as_mut_ptr().cast();
-        // SAFETY: the words outlive the wait below and are as many as are copied; the caller answers for the workspace.
-        check(unsafe { sys::cuMemcpyDtoHAsync_v2(to, workspace.address, 4 * words.len(), stream) })?;
-        // SAFETY: the engine's stream.
-        check(unsafe { sys::cuStreamSynchronize(stream) })?;
-        Ok(Status(words.iter().fold(0, |all, word| all | word)))
+        // SAFETY: the caller's promise.
+        unsafe { self.status.read(&self.context, stream, workspace) }
     }
+}
+
+/// A workspace of at least `bytes`, aligned.
+pub(crate) fn check_workspace(workspace: Span, bytes: u64) -> Result<()> {
+    if workspace.bytes < bytes {
+        return Err(Error::invalid("workspace.bytes", format!("at least {bytes}"), workspace.bytes));
+    }
+    if workspace.address == 0 || !workspace.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
+        let want = format!("a multiple of {WORKSPACE_ALIGNMENT}, not 0");
+        return Err(Error::invalid("workspace.address", want, workspace.address));
+    }
+    Ok(())
 }
 
 /// The others know rows alone.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use append::AppendStage;
 use decode::DecodeStage;
-use index::IndexStage;
+pub(crate) use index::IndexStage;
 use merge::MergeStage;
 use select::SelectStage;
 use select_merge::SelectMergeStage;
@@ -121,8 +121,10 @@ impl Stage {
 pub(crate) struct Run<'a> {
     pub(crate) stream: Queue,
     pub(crate) args: &'a Args,
-    /// Scores of a step, which stand in its workspace; `None` for those of the arguments.
+    /// Scores of a step or of a rank, which stand in its workspace; `None` for those of the arguments.
     pub(crate) scores: Option<Tensor>,
+    /// Index queries that a rank gathered in its workspace; `None` for those of the arguments.
+    pub(crate) queries: Option<Tensor>,
     pub(crate) extents: Extents,
     pub(crate) workspace: Span,
     /// Status words, for the stage that begins the run and keeps a word a block; 0 for the others.
@@ -136,8 +138,12 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// The tensor of a role that the contract or, of scores, the step requires.
     pub(crate) fn tensor(&self, role: Role) -> Result<&Tensor> {
-        let scores = self.scores.as_ref().filter(|_| role == Role::Scores);
-        scores.or_else(|| self.args.tensor(role)).ok_or(Error::Missing { op: "the run", role: role.name() })
+        let own = match role {
+            Role::Scores => self.scores.as_ref(),
+            Role::IndexQuery => self.queries.as_ref(),
+            _ => None,
+        };
+        own.or_else(|| self.args.tensor(role)).ok_or(Error::Missing { op: "the run", role: role.name() })
     }
 
     /// The address of an optional scalar or list, 0 if it was left out.

@@ -24,6 +24,7 @@ mod rank;
 mod selection;
 mod shared;
 
-pub use plan::{CollectiveLayout, IndexerOptions, IndexerPlan, QuerySource, Transport};
+pub use msa_core::indexer::{CollectiveLayout, IndexerOptions, QuerySource, Transport};
+pub use plan::IndexerPlan;
 pub use rank::IndexerRank;
 pub use shared::SharedLayout;

@@ -7,7 +7,7 @@ namespace msa {
 
 // Bits of the status word, as in msa_core::backend::Status.
 constexpr uint32_t STATUS_PAGE = 1u << 0, STATUS_SLOT = 1u << 1, STATUS_LENGTH = 1u << 2, STATUS_BLOCK = 1u << 3,
-                   STATUS_DUPLICATE = 1u << 4, STATUS_NAN = 1u << 5, STATUS_POSITION = 1u << 6, STATUS_REFUSED = 1u << 8,
+                   STATUS_DUPLICATE = 1u << 4, STATUS_NAN = 1u << 5, STATUS_POSITION = 1u << 6, STATUS_RANK = 1u << 7, STATUS_REFUSED = 1u << 8,
                    STATUS_INFINITE = 1u << 9;
 
 // Tokens of a block and of a page.
@@ -45,7 +45,8 @@ struct IndexArguments {
   const float* query_factor;  // tensor scales, null for 1
   const float* key_factor;
   uint32_t blocks, heads, query_is_e4m3, exact;
-  uint32_t one, pad;  // f16x2 1.0
+  uint32_t one;    // f16x2 1.0
+  uint32_t ranks;  // of the images with MSA_RANKS: ranks, and from bit 16 on the number of this one
 };
 
 struct SelectArguments {
@@ -111,6 +112,40 @@ struct SelectMergeArguments {
   uint32_t* status;
   uint32_t rows, heads, lists, world;
   uint32_t k, score_order;
+};
+
+// Most ranks that share the pages of an index cache.
+constexpr int MAX_WORLD = 8;
+
+// exchange_keys and candidate_keys: the best keys of this rank's blocks, block i of which is block i * world + rank.
+struct RankKeysArguments {
+  Batch batch;             // lengths only
+  const uint8_t* scores;   // [rows][heads][columns] f32
+  uint64_t scores_row, scores_head;
+  uint8_t* indices;        // [rows][listed lists][k] i32 (exchange_keys)
+  uint64_t indices_row, indices_list;
+  uint64_t* keys;          // [rows][lists][k], descending, then 0 (candidate_keys)
+  uint64_t inboxes[MAX_WORLD];  // of every rank as this one sees it: [2 parities][world][rows][lists][k] u64
+  uint32_t* epochs;        // [rows][lists] of this rank: exchanges of the list so far
+  uint64_t parity_keys, rank_keys;  // keys of one parity and of one rank in an inbox
+  uint32_t columns, heads, lists, k;
+  uint32_t init_blocks, local_blocks, init_first, nan_highest;
+  uint32_t score_order, world, rank, spins;
+  uint32_t first_list, end_list;  // lists that are merged here; all are handed over
+};
+
+// gather_queries: the index queries of every rank's heads to all ranks.
+struct GatherArguments {
+  const uint8_t* own;      // [rows][own heads][head_words] u32
+  uint64_t own_row, own_head;
+  uint32_t* queries;       // [rows][heads][head_words]
+  uint64_t inboxes[MAX_WORLD];  // of every rank as this one sees it: [world][rows][own heads][head_words] u64
+  uint32_t* epochs;        // [rows] of this rank: exchanges of the row so far
+  const int32_t* last_offset;  // rows from it on are padding
+  uint32_t* status;
+  uint64_t rank_words;     // words of one rank in an inbox
+  uint32_t own_status;     // words of the run if this kernel is its first, else 0
+  uint32_t rows, heads, own_heads, head_words, world, rank, spins;
 };
 
 // One tensor that append writes, with its source. `format` is one of append.cuh's Stored.
@@ -189,5 +224,6 @@ static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeo
               "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
+static_assert(sizeof(RankKeysArguments) == 288 && sizeof(GatherArguments) == 160, "as in arguments.rs");
 
 }  // namespace msa

@@ -3,6 +3,7 @@
 
 #include "arguments.cuh"
 #include "ptx.cuh"
+#include "ranks.cuh"
 #include "status.cuh"
 
 namespace msa {
@@ -53,12 +54,13 @@ MSA_DEVICE int visible_tokens(const Batch& batch, const Request& request, int i)
 
 // What the block table says of a logical page, unchecked; -1 beyond the table. The load is not waited for.
 MSA_DEVICE int32_t load_page_id(const Batch& batch, int request, uint32_t page) {
+  page = page_of_rank(batch, page);
   return page < batch.table_width ? batch.block_table[(uint64_t)request * batch.table_stride + page] : -1;
 }
 
 // Brings the block table to the L2 cache while lengths are still on their way: one line a thread of the grid.
 MSA_DEVICE void prefetch_table(const Batch& batch, uint32_t blocks) {
-  const uint32_t lines = (min(batch.table_width, blocks) + 31) / 32, line = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t lines = (min(batch.table_width, page_of_rank(batch, blocks)) + 31) / 32, line = blockIdx.x * blockDim.x + threadIdx.x;
   if (blockIdx.y == 0 && lines > 0 && line / lines < batch.requests)
     prefetch_l2(batch.block_table + (uint64_t)(line / lines) * batch.table_stride + line % lines * 32);
 }

@@ -22,6 +22,7 @@ pub(crate) struct IndexStage {
     heads: u32,
     query_is_e4m3: bool,
     exact: bool,
+    ranks: u32,
 }
 
 impl IndexStage {
@@ -37,7 +38,8 @@ impl IndexStage {
             ));
         }
         let choice = launch::index_choice(lengths.max_query_len(), heads, op.keys, blocks);
-        let function = context.function(&image(plan), choice.symbol)?;
+        let image = if plan.options.world > 1 { ranks_image(&image(plan)) } else { image(plan) };
+        let function = context.function(&image, choice.symbol)?;
         let grid = launch::index_grid(plan, &lengths, &choice, &function.kernel);
         if grid.y > launch::MAX_GRID_Y {
             let want = format!("at most {} rows a request", launch::MAX_GRID_Y * choice.pairs / heads.max(1));
@@ -50,6 +52,7 @@ impl IndexStage {
             heads,
             query_is_e4m3: op.query == DType::E4m3,
             exact: op.dequantise == Dequantise::Exact,
+            ranks: plan.options.rank << 16 | plan.options.world,
         })
     }
 
@@ -88,9 +91,14 @@ impl IndexStage {
             query_is_e4m3: self.query_is_e4m3.into(),
             exact: self.exact.into(),
             one: ONE,
-            pad: 0,
+            ranks: self.ranks,
         })
     }
+}
+
+/// The image of a variant for the pages of one of several ranks: `op.formats.ranks.trick`.
+fn ranks_image(image: &str) -> String {
+    image.rsplit_once('.').map_or_else(String::new, |(name, trick)| format!("{name}.ranks.{trick}"))
 }
 
 /// Key and scale views; their strides were validated, what remains is what this kernel alone asks for.

@@ -3,11 +3,12 @@
 use msa_core::args::{Args, Role};
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result, require};
+use msa_core::indexer::{QuerySource, Transport};
 use msa_core::op::Op;
 use msa_core::tensor::{DType, Tensor};
 
 use super::peers::{PeerAddresses, owner_of, query_units};
-use super::plan::{IndexerPlan, QuerySource, Transport};
+use super::plan::IndexerPlan;
 use super::shared::UNIT;
 use crate::launch::{
     KernelLaunch, Name, Sink, TableAddresses, Tables, name, optional_view, require_vectors, view,

@@ -3,59 +3,13 @@
 use msa_core::backend::Device;
 use msa_core::error::{Error, Result, require};
 use msa_core::geometry::Grouping;
+use msa_core::indexer::{CollectiveLayout, IndexerOptions, QuerySource, Transport};
 use msa_core::lengths::Lengths;
 use msa_core::op::{IndexScore, Op, Select, SelectMerge};
 use msa_core::plan::{Plan, PlanOptions, WORKSPACE_ALIGNMENT};
 use msa_core::variant::Support;
 
 use super::shared::SharedLayout;
-
-/// How the ranks come together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// The best keys of every rank, pushed into the memory of all peers.
-    Candidates,
-    /// Scores, stored into the memory of the rank that owns the head.
-    Scores,
-    /// Keys in the workspace, which the engine's collective library gathers.
-    Collective,
-}
-
-/// Which index queries a rank is given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum QuerySource {
-    /// Those of all heads.
-    Replicated,
-    /// Those of its own heads ([`SharedLayout::heads_of`]), which the run pushes to all peers first.
-    Own,
-}
-
-/// What an engine chooses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct IndexerOptions {
-    /// Ranks, 1 to 8.
-    pub world: u32,
-    /// This rank.
-    pub rank: u32,
-    /// How the ranks come together.
-    pub transport: Transport,
-    /// Which queries a rank is given.
-    pub queries: QuerySource,
-    /// Polls of a peer's flag before it counts as missing.
-    pub spins: u32,
-}
-
-impl IndexerOptions {
-    /// About two seconds: a poll of a flag in local memory sleeps 512 cycles and takes about as long again (estimated; no
-    /// such GPU was at hand).
-    pub const SPINS: u32 = 1 << 22;
-
-    /// Candidates over mapped memory, queries replicated.
-    pub fn new(world: u32, rank: u32) -> Self {
-        let (transport, queries) = (Transport::Candidates, QuerySource::Replicated);
-        Self { world, rank, transport, queries, spins: Self::SPINS }
-    }
-}
 
 /// A rank's part of a selection, planned.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,20 +22,6 @@ pub struct IndexerPlan {
     pub options: IndexerOptions,
     /// Memory that the ranks share.
     pub shared: SharedLayout,
-}
-
-/// Where an all-gather takes and leaves the keys: byte offsets in the workspace.
-///
-/// Every rank hands over `bytes` from `send`, and finds rank r's at `receive + r * bytes`. `send` is the own place among
-/// them, so that the gather is in place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectiveLayout {
-    /// First byte of the own keys.
-    pub send: u64,
-    /// Bytes of a rank.
-    pub bytes: u64,
-    /// First byte of rank 0's keys.
-    pub receive: u64,
 }
 
 impl IndexerPlan {

@@ -5,11 +5,12 @@ use msa_core::args::{Access, ArgSpec, Args, Axis, Contract, Role, contract};
 use msa_core::backend::{Span, Status, Stream};
 use msa_core::device::Arch;
 use msa_core::error::{Result, require};
+use msa_core::indexer::{QuerySource, Transport};
 use msa_core::tensor::DType;
 
 use super::launches::{Run, kernels};
 use super::peers::{PeerAddresses, peer_tables};
-use super::plan::{IndexerPlan, QuerySource, Transport};
+use super::plan::IndexerPlan;
 use crate::context::{Context, Ready, check_workspace};
 use crate::hip::Hip;
 use crate::images::Images;

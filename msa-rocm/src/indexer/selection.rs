@@ -3,10 +3,10 @@
 use msa_core::args::Role;
 use msa_core::error::{Error, Result, require};
 use msa_core::geometry::Grouping;
+use msa_core::indexer::{QuerySource, Transport};
 use msa_core::op::{ForcedPriority, SelectOrder};
 
 use super::launches::Run;
-use super::plan::{QuerySource, Transport};
 use crate::launch::KernelLaunch;
 use crate::parameters;
 

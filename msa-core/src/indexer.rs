@@ -1,0 +1,66 @@
+//! Indexer decode context parallelism: what engines choose, the same on every vendor's backend.
+//!
+//! Page j belongs to rank `j mod world`. Every rank scores its pages for all index heads; then the ranks come together by one of
+//! the [`Transport`]s, and every rank has the selection of a single device, bit for bit. `msa-rocm` and `msa-cuda` each have a
+//! module `indexer` that plans and runs a rank.
+
+/// How the ranks come together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// The best keys of every rank ([`crate::candidate`]), pushed into the memory of all peers.
+    Candidates,
+    /// Scores, stored into the memory of the rank that owns the head.
+    Scores,
+    /// Keys in the workspace, which the engine's collective library gathers.
+    Collective,
+}
+
+/// Which index queries a rank is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QuerySource {
+    /// Those of all heads.
+    Replicated,
+    /// Those of its own heads, which the run pushes to all peers first.
+    Own,
+}
+
+/// What an engine chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexerOptions {
+    /// Ranks, 1 to 8.
+    pub world: u32,
+    /// This rank.
+    pub rank: u32,
+    /// How the ranks come together.
+    pub transport: Transport,
+    /// Which queries a rank is given.
+    pub queries: QuerySource,
+    /// Polls of a peer's memory before it counts as missing.
+    pub spins: u32,
+}
+
+impl IndexerOptions {
+    /// Some seconds. On ROCm about two: a poll sleeps 512 cycles and takes about as long again (estimated; no such GPU was at
+    /// hand).
+    pub const SPINS: u32 = 1 << 22;
+
+    /// Candidates over mapped memory, queries replicated.
+    pub fn new(world: u32, rank: u32) -> Self {
+        let (transport, queries) = (Transport::Candidates, QuerySource::Replicated);
+        Self { world, rank, transport, queries, spins: Self::SPINS }
+    }
+}
+
+/// Where an all-gather takes and leaves the keys: byte offsets in the workspace.
+///
+/// Every rank hands over `bytes` from `send`, and finds rank r's at `receive + r * bytes`. `send` is the own place among
+/// them, so that the gather is in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CollectiveLayout {
+    /// First byte of the own keys.
+    pub send: u64,
+    /// Bytes of a rank.
+    pub bytes: u64,
+    /// First byte of rank 0's keys.
+    pub receive: u64,
+}

@@ -1,0 +1,138 @@
+//! What a rank does, decided on the host and apart from any device.
+
+use msa_core::backend::Device;
+use msa_core::error::{Error, Result, require};
+use msa_core::indexer::{CollectiveLayout, IndexerOptions, QuerySource, Transport};
+use msa_core::lengths::Lengths;
+use msa_core::op::{IndexScore, Op, Select, SelectMerge};
+use msa_core::plan::{Plan, PlanOptions, WORKSPACE_ALIGNMENT};
+use msa_core::variant::Support;
+
+use super::shared::SharedLayout;
+use crate::launch::blocks_of_rank;
+
+/// A rank's part of a selection, planned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IndexerPlan {
+    /// Scores of the own pages; its first regions begin the workspace.
+    pub score: Plan,
+    /// The selection that all ranks together reproduce.
+    pub select: Select,
+    /// Choices.
+    pub options: IndexerOptions,
+    /// Memory that the ranks share.
+    pub shared: SharedLayout,
+}
+
+impl IndexerPlan {
+    /// Plans a rank's part for batches within `lengths`. All ranks must plan for the same, and run with the same rows:
+    /// at most `lengths.rows()`.
+    ///
+    /// # Errors
+    /// An operation that the device does not do, with its reasons; sizes that do not fit together.
+    pub fn new(
+        device: &dyn Device,
+        score: &IndexScore,
+        select: &Select,
+        lengths: &Lengths,
+        options: &IndexerOptions,
+    ) -> Result<Self> {
+        let same = score.geometry == select.geometry;
+        require(same, "select.geometry", "the geometry of index_score", "another")?;
+        let merge = SelectMerge { geometry: select.geometry, world: options.world, select: select.clone() };
+        for op in [Op::Select(select.clone()), Op::SelectMerge(merge)] {
+            if let Support::No { reasons } = device.support(&op) {
+                return Err(Error::Unsupported { op: op.name(), backend: device.name(), reasons });
+            }
+        }
+        let want = "candidates or collective: this backend's ranks hand over keys";
+        require(options.transport != Transport::Scores, "options.transport", want, "scores")?;
+        let own = options.queries == QuerySource::Own;
+        let collective = own && options.transport == Transport::Collective;
+        let want = "all heads: a collective hands over the queries before the run";
+        require(!collective, "options.queries", want, "own heads")?;
+        let plan_options = PlanOptions { world: options.world, rank: options.rank, ..PlanOptions::default() };
+        let plan = device.plan(&Op::IndexScore(score.clone()), lengths, &plan_options)?;
+        require(plan.windows.len() <= 1, "lengths.rows", "rows of one window of the plan", lengths.rows())?;
+        let g = &score.geometry;
+        let shared = SharedLayout {
+            world: options.world,
+            rows: u32::try_from(lengths.rows()).unwrap_or(u32::MAX),
+            heads: g.index_heads,
+            lists: select.lists(),
+            top_k: g.top_k,
+            query_bytes: if own { g.index_dim * score.query.bytes() as u32 } else { 0 },
+        };
+        Ok(Self { score: plan, select: select.clone(), options: *options, shared: shared.validated()? })
+    }
+
+    /// The same over shared memory that is larger, so that plans of several row counts use one allocation.
+    ///
+    /// # Errors
+    /// Memory of another group of ranks, or too little.
+    pub fn sharing(self, shared: SharedLayout) -> Result<Self> {
+        let shared = shared.validated()?;
+        let own = &self.shared;
+        let same = SharedLayout { rows: own.rows, ..shared } == *own;
+        require(same, "shared", format!("{own:?} but for rows"), format!("{shared:?}"))?;
+        require(shared.rows >= own.rows, "shared.rows", format!("at least {}", own.rows), shared.rows)?;
+        Ok(Self { shared, ..self })
+    }
+
+    /// Most rows of a run.
+    pub fn rows(&self) -> u32 {
+        self.score.windows.last().map_or(0, |window| window.row_end)
+    }
+
+    /// Bytes of the workspace.
+    pub fn workspace_bytes(&self) -> u64 {
+        let (g, rows) = (&self.select.geometry, u64::from(self.rows()));
+        match self.options.queries {
+            QuerySource::Replicated => self.queries(),
+            QuerySource::Own => {
+                self.queries() + rows * u64::from(g.index_heads) * u64::from(self.shared.query_bytes)
+            }
+        }
+    }
+
+    /// Where the all-gather of [`Transport::Collective`] finds the keys: `[world, rows, lists, k]` u64.
+    pub fn collective(&self) -> CollectiveLayout {
+        let bytes = self.key_row_bytes() * u64::from(self.rows());
+        let receive = self.keys();
+        CollectiveLayout { send: receive + u64::from(self.options.rank) * bytes, bytes, receive }
+    }
+
+    /// Bytes of the keys of a row.
+    pub(super) fn key_row_bytes(&self) -> u64 {
+        u64::from(self.shared.lists) * u64::from(self.shared.top_k) * 8
+    }
+
+    /// Blocks of a request that this rank may hold, at least one, which stands for none.
+    pub(super) fn columns(&self) -> u64 {
+        let longest = self.score.requests.iter().map(|request| request.kv_len).max().unwrap_or(0);
+        let blocks = self.select.geometry.blocks(longest.into());
+        blocks_of_rank(blocks, self.options.world, self.options.rank).max(1)
+    }
+
+    /// Where the own scores stand in the workspace, `[rows, heads, columns]` f32.
+    pub(super) fn scores(&self) -> u64 {
+        self.score.workspace_bytes.next_multiple_of(WORKSPACE_ALIGNMENT)
+    }
+
+    /// Where the keys of all ranks stand in the workspace, with a collective.
+    fn keys(&self) -> u64 {
+        let scores = u64::from(self.rows()) * u64::from(self.shared.heads) * self.columns() * 4;
+        (self.scores() + scores).next_multiple_of(WORKSPACE_ALIGNMENT)
+    }
+
+    /// Where the gathered queries stand in the workspace, `[rows, heads, channels]`.
+    pub(super) fn queries(&self) -> u64 {
+        let keys = match self.options.transport {
+            Transport::Collective => {
+                u64::from(self.options.world) * self.key_row_bytes() * u64::from(self.rows())
+            }
+            _ => 0,
+        };
+        (self.keys() + keys).next_multiple_of(WORKSPACE_ALIGNMENT)
+    }
+}
