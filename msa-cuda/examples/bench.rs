@@ -1,9 +1,9 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [select] [split] [checked] [only=NAME ...]`. Prints microseconds for B =
+//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [select] [split] [world] [checked] [only=NAME ...]`. Prints microseconds for B =
 //! 1, 8, 32 and 128 requests: index scoring with and without selection, and sparse decode; with `step` the composite, and its stages
 //! as operations of their own; with `append` or `select` that alone; with `split` the bytes a second of index scoring beside those of
-//! a copy, few requests; with `checked` under checked plans. Index scoring is of several contexts and rows; `quick` and `rows=N`
+//! a copy, few requests; with `world` index scoring and selection shared by two GPUs; with `checked` under checked plans. Index scoring is of several contexts and rows; `quick` and `rows=N`
 //! leave 128K tokens with one or N rows.
 
 #[path = "bench/append.rs"]
@@ -16,6 +16,8 @@ mod sparse;
 mod split;
 #[path = "bench/step.rs"]
 mod step;
+#[path = "bench/world.rs"]
+mod world;
 
 use cudarc::driver::sys;
 use msa_core::args::{Args, Role};
@@ -44,12 +46,19 @@ fn run() -> Result<()> {
     let device = msa_cuda::backend().open(0)?;
     println!("{} driver {}", device.info(), device.info().driver);
     let named = |what: &str| std::env::args().any(|a| a == what);
-    let rest = !["append", "select", "step", "index", "sparse", "split"].into_iter().any(named);
+    let rest = !["append", "select", "step", "index", "sparse", "split", "world"].into_iter().any(named);
     if named("append") {
         append::run(&Bench::new(&*device, 0)?)?;
     }
     if named("select") {
         select::run(&Bench::new(&*device, 0)?)?;
+    }
+    if named("world") {
+        let backend = msa_cuda::backend();
+        let count = backend.devices()?.len().min(2) as u32;
+        let devices = (0..count).map(|ordinal| backend.open(ordinal)).collect::<Result<Vec<_>>>()?;
+        let benches = devices.iter().map(|device| Bench::new(&**device, POOL)).collect::<Result<Vec<_>>>()?;
+        return world::run(&benches);
     }
     if !rest && !["step", "index", "sparse", "split"].into_iter().any(named) {
         return Ok(());
@@ -116,7 +125,23 @@ struct Bench<'a> {
     device: &'a dyn Device,
     pool: u64,
     inputs: u64,
+    context: sys::CUcontext,
     stream: sys::CUstream,
+}
+
+/// Two events around the runs of a graph.
+struct Events(sys::CUevent, sys::CUevent);
+
+impl Events {
+    /// Time between them; waits for the second.
+    fn microseconds(&self) -> Result<f64> {
+        // SAFETY: the event is ours.
+        check(unsafe { sys::cuEventSynchronize(self.1) })?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are done.
+        check(unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, self.0, self.1) })?;
+        Ok(f64::from(milliseconds) * 1e3)
+    }
 }
 
 impl<'a> Bench<'a> {
@@ -139,13 +164,54 @@ impl<'a> Bench<'a> {
         memory.write(inputs, &piece)?;
         let mut stream = std::ptr::null_mut();
         let mut context = std::ptr::null_mut();
+        let ordinal = device.info().ordinal as i32;
         // SAFETY: the device is open, so the driver is; the primary context is made current for this thread.
-        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, 0) })?;
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, ordinal) })?;
         // SAFETY: as above.
         check(unsafe { sys::cuCtxSetCurrent(context) })?;
         // SAFETY: as above.
         check(unsafe { sys::cuStreamCreate(&mut stream, 1) })?;
-        Ok(Self { device, pool, inputs, stream })
+        Ok(Self { device, pool, inputs, context, stream })
+    }
+
+    /// Makes the device's context current for this thread.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: retained when the bench was made.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// A graph of what `work` enqueues on the stream.
+    fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<sys::CUgraphExec> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is ours and idle.
+        check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
+        let enqueued = work();
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the capture began above.
+        check(unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) })?;
+        enqueued?;
+        // SAFETY: the graph is complete.
+        check(unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) })?;
+        Ok(exec)
+    }
+
+    /// Launches a graph between two events, when the stream is idle.
+    fn launch(&self, exec: sys::CUgraphExec) -> Result<Events> {
+        self.enter()?;
+        // SAFETY: the stream is ours.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) })?;
+        let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the events are ours.
+        check(unsafe { sys::cuEventCreate(&mut begin, 0) })?;
+        // SAFETY: as above.
+        check(unsafe { sys::cuEventCreate(&mut end, 0) })?;
+        // SAFETY: as above.
+        check(unsafe { sys::cuEventRecord(begin, self.stream) })?;
+        // SAFETY: the graph was instantiated.
+        check(unsafe { sys::cuGraphLaunch(exec, self.stream) })?;
+        // SAFETY: the events are ours.
+        check(unsafe { sys::cuEventRecord(end, self.stream) })?;
+        Ok(Events(begin, end))
     }
 
     /// Times of scoring alone and of scoring with selection.
@@ -222,48 +288,22 @@ impl<'a> Bench<'a> {
             address: self.inputs + (768 << 20),
             bytes: p.plan().workspace_bytes.max(256),
         };
-        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the stream is ours and idle.
-        check(unsafe {
-            sys::cuStreamBeginCapture_v2(
-                self.stream,
-                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-            )
-        })?;
         let runs = stages.iter().map(|(_, args)| args.len() as u64).fold(RUNS, u64::max);
-        for run in 0..runs {
-            for (prepared, args) in stages {
-                let args = &args[(run % args.len() as u64) as usize];
-                // SAFETY: every address lives as long as the device.
-                unsafe { prepared.enqueue(Stream(self.stream as u64), args, workspace(*prepared)) }?;
+        let exec = self.capture(|| {
+            for run in 0..runs {
+                for (prepared, args) in stages {
+                    let args = &args[(run % args.len() as u64) as usize];
+                    // SAFETY: every address lives as long as the device.
+                    unsafe { prepared.enqueue(Stream(self.stream as u64), args, workspace(*prepared)) }?;
+                }
             }
-        }
-        // SAFETY: the capture began above.
-        check(unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) })?;
-        // SAFETY: the graph is complete.
-        check(unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) })?;
+            Ok(())
+        })?;
         let mut times = Vec::new();
         for round in 0..12 {
-            // SAFETY: the stream is ours.
-            check(unsafe { sys::cuStreamSynchronize(self.stream) })?;
-            let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
-            // SAFETY: the events are ours.
-            check(unsafe { sys::cuEventCreate(&mut begin, 0) })?;
-            // SAFETY: as above.
-            check(unsafe { sys::cuEventCreate(&mut end, 0) })?;
-            // SAFETY: as above.
-            check(unsafe { sys::cuEventRecord(begin, self.stream) })?;
-            // SAFETY: the graph was instantiated above.
-            check(unsafe { sys::cuGraphLaunch(exec, self.stream) })?;
-            // SAFETY: the events are ours.
-            check(unsafe { sys::cuEventRecord(end, self.stream) })?;
-            // SAFETY: as above.
-            check(unsafe { sys::cuEventSynchronize(end) })?;
-            let mut milliseconds = 0.0;
-            // SAFETY: both events are done.
-            check(unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, begin, end) })?;
+            let time = self.launch(exec)?.microseconds()?;
             if round >= 3 {
-                times.push(f64::from(milliseconds) * 1e3 / runs as f64);
+                times.push(time / runs as f64);
             }
         }
         times.sort_by(f64::total_cmp);

@@ -1,10 +1,10 @@
 //! Random cases on a device against the reference's execution of the same plan, bit for bit.
 //!
-//! `check [rehearse | checked | graph | streams | offsets | ties] [op] [cases] [seed] [seconds]`: at most so many seconds, of one op if it is
+//! `check [rehearse | checked | graph | streams | offsets | ties | world | world=N] [op] [cases] [seed] [seconds]`: at most so many seconds, of one op if it is
 //! named. Without a mode: each case once. `rehearse`: the cases on the reference alone. `checked`: under checked plans, a third
 //! of them with an input that is spoiled; a run that the reference refuses must write nothing. `graph`: captured, and replayed with
 //! other contents. `streams`: two at once. `offsets`: pages, rows and states beyond 2^32 bytes. `ties`: selections of faithful
-//! scores against those of the equations. Prints one line a differing case and a table of what was hit; ends with a failure if a
+//! scores against those of the equations. `world`: ranks that share the pages of a batch. Prints one line a differing case and a table of what was hit; ends with a failure if a
 //! bit differs.
 
 #[path = "check/cases.rs"]
@@ -27,6 +27,8 @@ mod replay;
 mod ties;
 #[path = "check/vary.rs"]
 mod vary;
+#[path = "check/world.rs"]
+mod world;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -73,8 +75,12 @@ fn check(mode: &str, amount: Amount) -> Result<u64> {
         "streams" => replay::streams(&*device, amount),
         "offsets" => offsets::run(&*device, amount),
         "ties" => ties::run(&*device, &|case| device.plan(&case.op, &case.bounds, &case.options), amount),
+        other if other.starts_with("world") => {
+            world::run(&*msa_cuda::backend(), other.trim_start_matches("world=").parse().ok(), amount)
+        }
         other => {
-            Err(Error::invalid("mode", "none, rehearse, checked, graph, streams, offsets or ties", other))
+            let want = "none, rehearse, checked, graph, streams, offsets, ties, world or world=N";
+            Err(Error::invalid("mode", want, other))
         }
     }
 }

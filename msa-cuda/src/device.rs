@@ -114,7 +114,7 @@ impl Device for CudaDevice {
             return Err(Error::invalid("options.arithmetic", want, &plan.arithmetic.name));
         }
         if plan.options.world > 1 {
-            let want = "1 (this backend divides no pages over ranks)";
+            let want = "1 (ranks are prepared by msa_cuda::indexer)";
             return Err(Error::invalid("options.world", want, plan.options.world));
         }
         Ok(Box::new(CudaPrepared::new(&self.context, plan)?))

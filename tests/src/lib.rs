@@ -15,6 +15,7 @@ pub mod oracle;
 pub mod perf;
 pub mod plugin_files;
 pub mod random;
+pub mod ranks;
 pub mod rehearsal;
 pub mod report;
 pub mod rocm_emu;

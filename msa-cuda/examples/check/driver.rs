@@ -6,9 +6,14 @@ use msa_core::error::{Error, Result};
 
 /// Makes the primary context of device 0 current for this thread.
 pub(crate) fn enter() -> Result<()> {
+    enter_device(0)
+}
+
+/// Makes the primary context of a device current for this thread.
+pub(crate) fn enter_device(ordinal: u32) -> Result<()> {
     let mut context = std::ptr::null_mut();
     // SAFETY: the device is open, so the driver is; the context stays retained until the process ends.
-    check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, 0) })?;
+    check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, ordinal as i32) })?;
     // SAFETY: as above.
     check(unsafe { sys::cuCtxSetCurrent(context) })
 }
@@ -19,6 +24,12 @@ pub(crate) fn stream() -> Result<Stream> {
     // SAFETY: a context is current.
     check(unsafe { sys::cuStreamCreate(&mut stream, 1) })?;
     Ok(Stream(stream as u64))
+}
+
+/// Destroys a stream of the current context.
+pub(crate) fn destroy(stream: Stream) -> Result<()> {
+    // SAFETY: the stream is ours and idle.
+    check(unsafe { sys::cuStreamDestroy_v2(stream.0 as sys::CUstream) })
 }
 
 /// A graph that can be launched.

@@ -10,10 +10,14 @@ mod append;
 mod arguments;
 mod batch;
 mod decode;
+mod exchange;
 mod index;
 mod merge;
+mod ranks;
 mod select;
 mod validate;
+
+use std::collections::BTreeSet;
 
 use msa_core::args::Args;
 use msa_core::backend::{Span, Stream};
@@ -46,10 +50,30 @@ impl From<Error> for Fault {
     }
 }
 
-/// Runs a kernel on a device.
-pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result<(), Fault> {
-    let mut reach = Reach { device, memory };
+/// Where a kernel runs.
+pub(crate) struct Place<'a> {
+    pub(crate) device: usize,
+    pub(crate) context: usize,
+    pub(crate) memory: &'a mut Memory,
+    /// Pairs of contexts of which the first reaches the memory of the second.
+    pub(crate) peers: &'a BTreeSet<(usize, usize)>,
+}
+
+impl Place<'_> {
+    fn reach(&mut self) -> Reach<'_> {
+        Reach { device: self.device, context: self.context, memory: self.memory, peers: self.peers }
+    }
+}
+
+/// Runs a kernel; true if it has handed over to other devices and is now to wait for them: see [`has_arrived`] and [`finish`].
+pub(crate) fn run(launch: &Launch, place: &mut Place<'_>) -> Result<bool, Fault> {
+    let mut reach = place.reach();
     match launch.symbol.as_str() {
+        "exchange_keys" | "exchange_keys_small" => {
+            return exchange::hand_over_keys(launch, &mut reach).map(|()| true);
+        }
+        "gather_queries" => return exchange::hand_over_queries(launch, &mut reach).map(|()| true),
+        "candidate_keys" => exchange::candidate_keys(launch, &mut reach),
         "clear_status" => {
             let a: &arguments::StatusArguments = parameter(launch)?;
             reach.bytes_mut("status", a.status, 4 * u64::from(a.words))?.fill(0);
@@ -67,6 +91,25 @@ pub(crate) fn run(launch: &Launch, device: usize, memory: &mut Memory) -> Result
         other => {
             Err(Fault::new(format!("{other} is not executed here: add it to tests/fake-cuda/src/execute.rs")))
         }
+    }
+    .map(|()| false)
+}
+
+/// True if everything that a kernel waits for is there.
+pub(crate) fn has_arrived(launch: &Launch, place: &mut Place<'_>) -> Result<bool, Fault> {
+    let reach = place.reach();
+    match launch.symbol.as_str() {
+        "gather_queries" => exchange::queries_arrived(launch, &reach),
+        _ => exchange::keys_arrived(launch, &reach),
+    }
+}
+
+/// The rest of a kernel, with a status bit for every rank that did not hand over.
+pub(crate) fn finish(launch: &Launch, place: &mut Place<'_>) -> Result<(), Fault> {
+    let mut reach = place.reach();
+    match launch.symbol.as_str() {
+        "gather_queries" => exchange::gather_queries(launch, &mut reach),
+        _ => exchange::merge_keys(launch, &mut reach),
     }
 }
 
@@ -86,7 +129,9 @@ fn parameter<T>(launch: &Launch) -> Result<&T, Fault> {
 /// What a kernel of a device reaches.
 struct Reach<'a> {
     device: usize,
+    context: usize,
     memory: &'a mut Memory,
+    peers: &'a BTreeSet<(usize, usize)>,
 }
 
 impl Reach<'_> {
@@ -106,6 +151,30 @@ impl Reach<'_> {
     fn bytes_mut(&mut self, what: &str, address: u64, bytes: u64) -> Result<&mut [u8], Fault> {
         self.check(what, address, bytes)?;
         self.memory.bytes_mut(self.device, address, bytes as usize).map_err(|_| Fault::new(what))
+    }
+
+    /// Memory of any device that this one maps.
+    fn mapped_mut(&mut self, what: &str, address: u64, bytes: u64) -> Result<&mut [u8], Fault> {
+        let owner = self.memory.owner(address, bytes);
+        let mapped =
+            |(_, context): &(usize, usize)| *context == self.context || self.peers.contains(&(self.context, *context));
+        let Some((device, _)) = owner.filter(mapped) else {
+            let text = format!("{what}: {bytes} bytes at {address:#x} are not mapped on device {}", self.device);
+            return Err(Fault { code: ILLEGAL_ADDRESS, text });
+        };
+        self.memory.bytes_mut(device, address, bytes as usize).map_err(|_| Fault::new(what))
+    }
+
+    /// Memory of the device for the time of a kernel.
+    fn temporary(&mut self, bytes: &[u8]) -> Result<u64, Fault> {
+        let address = self.memory.allocate(self.device, self.context, bytes.len().max(1), u64::MAX);
+        let address = address.map_err(|_| Fault::new("no memory of the host"))?;
+        self.bytes_mut("temporary", address, bytes.len() as u64)?.copy_from_slice(bytes);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64) -> Result<(), Fault> {
+        self.memory.free(address).map_err(|_| Fault::new("temporary"))
     }
 
     fn words(&self, what: &str, address: u64, count: u64) -> Result<Vec<u32>, Fault> {
@@ -186,7 +255,9 @@ impl Job<'_> {
 /// What the variant of an image declares.
 fn arithmetic(launch: &Launch, arch: Arch) -> Result<&'static str, Fault> {
     let image = &launch.image;
-    let of_image = |name: &str| name.replace(&format!(".{}", image.arch), "") == image.name;
+    // A rank's image is one more of the variant.
+    let own = image.name.replace(".ranks.", ".");
+    let of_image = |name: &str| name.replace(&format!(".{}", image.arch), "") == own;
     let variant = msa_cuda::variants(arch).iter().find(|variant| of_image(variant.name));
     variant
         .map(|variant| variant.arithmetic)

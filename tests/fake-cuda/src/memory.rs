@@ -86,6 +86,13 @@ impl Memory {
         })
     }
 
+    /// Device and context whose allocation holds the range.
+    pub(crate) fn owner(&self, address: u64, bytes: u64) -> Option<(usize, usize)> {
+        let (_, allocation) = self.live.range(..=address).next_back()?;
+        let holds = self.holds(allocation.device, address, bytes);
+        holds.then_some((allocation.device, allocation.context))
+    }
+
     /// Bytes of a range of the device.
     pub(crate) fn bytes(&self, device: usize, address: u64, bytes: usize) -> Result<&[u8], Code> {
         if !self.holds(device, address, bytes as u64) {

@@ -14,6 +14,8 @@ use crate::state::State;
 #[derive(Debug, Clone)]
 pub(crate) enum Task {
     Launch(Launch),
+    /// A kernel that has handed over to other devices, and waits for them.
+    Await(Launch),
     /// To device memory, from bytes that the host passed.
     Upload {
         to: u64,
@@ -137,6 +139,12 @@ impl Queues {
         Ok(number)
     }
 
+    fn put_back(&mut self, stream: usize, entry: Entry) {
+        if let Some(queue) = self.queues.get_mut(&stream) {
+            queue.entries.push_front(entry);
+        }
+    }
+
     fn pop(&mut self, stream: usize, upto: u64) -> Option<Entry> {
         let entries = &mut self.queues.get_mut(&stream)?.entries;
         let due = entries.front().is_some_and(|entry| entry.number <= upto);
@@ -189,17 +197,79 @@ impl State {
 
     /// Runs what `stream` has queued up to `upto`, and what that waits for.
     pub(crate) fn run(&mut self, stream: usize, upto: u64) -> Result<(), Code> {
+        self.advance(stream, upto).map(drop)
+    }
+
+    /// The same; false if it stopped at a kernel that waits for a stream which is being run already, further out.
+    fn advance(&mut self, stream: usize, upto: u64) -> Result<bool, Code> {
+        if self.running.contains(&stream) {
+            return Ok(false);
+        }
+        self.running.push(stream);
+        let result = self.advance_within(stream, upto);
+        self.running.pop();
+        result
+    }
+
+    fn advance_within(&mut self, stream: usize, upto: u64) -> Result<bool, Code> {
         while let Some(entry) = self.queues.pop(stream, upto) {
-            for (other, number) in entry.after {
-                self.run(other, number)?;
+            for &(other, number) in &entry.after {
+                if !self.advance(other, number)? {
+                    self.queues.put_back(stream, entry);
+                    return Ok(false);
+                }
             }
             let context = self.queues.queue(stream)?.context;
-            if let Err(code) = self.perform(stream, context, entry.task) {
-                self.fail_context(context, code);
-                return Err(code);
+            let number = entry.number;
+            match self.perform(stream, context, entry.task) {
+                Ok(None) => {}
+                Ok(Some(task)) => {
+                    self.queues.put_back(stream, Entry { number, task, after: Vec::new() });
+                    let waits = self.settle(stream)?;
+                    if waits {
+                        return Ok(false);
+                    }
+                }
+                Err(code) => {
+                    self.fail_context(context, code);
+                    return Err(code);
+                }
             }
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Lets the other streams run as far as they get for the kernel at the head of this one, which waits for them. True if it must
+    /// go on waiting, for a stream that is being run further out; where there is none it ends without what did not come.
+    fn settle(&mut self, stream: usize) -> Result<bool, Code> {
+        let arrived = self.arrived(stream)?;
+        if !arrived {
+            let others: Vec<usize> = self.queues.queues.keys().copied().collect();
+            for other in others {
+                // An error is that of the other one's context, which keeps it.
+                let _ = self.advance(other, u64::MAX);
+            }
+        }
+        if !arrived && !self.arrived(stream)? && self.running.len() > 1 {
+            return Ok(true);
+        }
+        let Some(Entry { task: Task::Await(launch), .. }) = self.queues.pop(stream, u64::MAX) else {
+            return Err(INVALID_HANDLE);
+        };
+        let context = self.queues.queue(stream)?.context;
+        let device = self.device_of(context)?;
+        let mut place = execute::Place { device, context, memory: &mut self.memory, peers: &self.peers };
+        let finished = execute::finish(&launch, &mut place).map_err(|fault| told(&launch, fault));
+        finished.inspect_err(|&code| self.fail_context(context, code)).map(|()| false)
+    }
+
+    fn arrived(&mut self, stream: usize) -> Result<bool, Code> {
+        let queue = self.queues.queue(stream)?;
+        let (context, head) = (queue.context, queue.entries.front().map(|entry| entry.task.clone()));
+        let Some(Task::Await(launch)) = head else { return Ok(true) };
+        let device = self.device_of(context)?;
+        let mut place = execute::Place { device, context, memory: &mut self.memory, peers: &self.peers };
+        execute::has_arrived(&launch, &mut place).map_err(|fault| told(&launch, fault))
     }
 
     /// Runs everything of a context.
@@ -217,18 +287,20 @@ impl State {
         self.usable(context)
     }
 
-    fn perform(&mut self, stream: usize, context: usize, task: Task) -> Result<(), Code> {
+    /// Work that is left: a wait for other devices.
+    fn perform(&mut self, stream: usize, context: usize, task: Task) -> Result<Option<Task>, Code> {
         let device = self.device_of(context)?;
         match task {
-            Task::Mark => Ok(()),
+            Task::Mark => Ok(None),
+            Task::Await(_) => Ok(Some(task)),
             Task::Upload { to, bytes } => {
                 self.memory.bytes_mut(device, to, bytes.len())?.copy_from_slice(&bytes);
-                Ok(())
+                Ok(None)
             }
             Task::Copy { to, from, bytes } => {
                 let source = self.memory.bytes(device, from, bytes)?.to_vec();
                 self.memory.bytes_mut(device, to, bytes)?.copy_from_slice(&source);
-                Ok(())
+                Ok(None)
             }
             Task::Launch(launch) => {
                 self.report(format!("run stream={stream:#x} {launch}"));
@@ -237,13 +309,19 @@ impl State {
                 {
                     return Err(code);
                 }
-                execute::run(&launch, device, &mut self.memory).map_err(|fault| {
-                    eprintln!("fake CUDA: {}: {}", launch.symbol, fault.text);
-                    fault.code
-                })
+                let mut place =
+                    execute::Place { device, context, memory: &mut self.memory, peers: &self.peers };
+                let waits = execute::run(&launch, &mut place).map_err(|fault| told(&launch, fault))?;
+                Ok(waits.then_some(Task::Await(launch)))
             }
         }
     }
+}
+
+/// Prints what went wrong; the driver knows only its code.
+fn told(launch: &Launch, fault: execute::Fault) -> Code {
+    eprintln!("fake CUDA: {}: {}", launch.symbol, fault.text);
+    fault.code
 }
 
 /// Events and graphs.

@@ -1,13 +1,13 @@
 //! What the library remembers, but for queued work: contexts, modules, the log, planned failures.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::code::{
     CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, NO_DEVICE, NOT_FOUND,
-    NOT_INITIALIZED,
+    NOT_INITIALIZED, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED,
 };
 use crate::config::{Capability, Config};
 use crate::image::{Image, Kernel};
@@ -26,6 +26,10 @@ pub(crate) struct State {
     failures: Vec<Failure>,
     /// How the name of the kernel begins that fails when it runs next, and how it fails.
     pub(crate) broken: Option<(String, Code)>,
+    /// Pairs of contexts of which the first reaches the memory of the second.
+    pub(crate) peers: BTreeSet<(usize, usize)>,
+    /// Streams that are being run, the outermost first.
+    pub(crate) running: Vec<usize>,
     log: Vec<String>,
     detail: String,
     next_handle: usize,
@@ -104,6 +108,8 @@ impl State {
             functions: BTreeMap::new(),
             failures: Vec::new(),
             broken: None,
+            peers: BTreeSet::new(),
+            running: Vec::new(),
             log: Vec::new(),
             detail: String::new(),
             next_handle: 0x1000,
@@ -246,6 +252,16 @@ impl State {
         self.contexts.iter().find(|(_, context)| is_primary(context)).map(|(id, _)| *id)
     }
 
+    /// Lets the current context reach the memory of another device's.
+    pub(crate) fn enable_peer(&mut self, peer: usize) -> Result<(), Code> {
+        let own = self.current()?;
+        self.usable(peer)?;
+        if !self.config.peers || self.device_of(own)? == self.device_of(peer)? {
+            return Err(PEER_ACCESS_UNSUPPORTED);
+        }
+        if self.peers.insert((own, peer)) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
+    }
+
     pub(crate) fn is_active(&self, context: usize) -> bool {
         self.contexts.get(&context).is_some_and(|context| context.alive)
     }
@@ -268,6 +284,7 @@ impl State {
             context.sticky = None;
         }
         self.memory.free_context(id);
+        self.peers.retain(|pair| pair.0 != id && pair.1 != id);
         self.modules.retain(|_, module| module.context != id);
         self.functions.retain(|_, function| function.context != id);
         self.queues.clear_context(id);

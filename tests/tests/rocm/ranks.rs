@@ -5,20 +5,15 @@ use std::sync::Arc;
 use msa_core::args::{Args, Role};
 use msa_core::backend::{Device, Span, Status, Stream};
 use msa_core::op::{IndexScore, Op, Select};
-use msa_core::plan::PlanOptions;
-use msa_core::tensor::{DType, Tensor};
 use msa_emu::gfx9::Options;
 use msa_fake_hip::{Setup, Simulated};
-use msa_ref::sim::select::select_row;
 use msa_rocm::backend_over;
 use msa_rocm::indexer::{IndexerOptions, IndexerPlan, IndexerRank, QuerySource, Transport};
 use msa_tests::Case;
-use msa_tests::compare::widen;
 use msa_tests::inputs::{Inputs, generate};
 use msa_tests::memory::Placement;
-use msa_tests::oracle::simulate::reference_plan;
+use msa_tests::ranks;
 use msa_tests::rocm_emu;
-use msa_tests::steps::Run;
 
 /// One group of ranks.
 #[derive(Debug, Clone)]
@@ -87,7 +82,7 @@ impl Ranks {
     fn new(group: &Group) -> Self {
         let case: Case = group.line.parse().unwrap();
         let Op::IndexScore(op) = case.descriptor().unwrap() else { panic!("{}", group.line) };
-        let select = selection(&case);
+        let select = ranks::selection(&case).unwrap();
         let inputs = generate(&case, &Op::IndexScore(op.clone())).unwrap();
         let architectures = vec![group.arch; group.world as usize];
         let setup = Setup { options: group.options, ..Setup::of(&architectures) };
@@ -108,7 +103,7 @@ impl Ranks {
             .collect();
         let shared: Vec<u64> = match group.transport {
             Transport::Collective => Vec::new(),
-            _ => devices.iter().map(|device| zeroed(&**device, plans[0].shared.bytes())).collect(),
+            _ => devices.iter().map(|device| ranks::zeroed(&**device, plans[0].shared.bytes()).unwrap()).collect(),
         };
         let members = plans.iter().zip(&devices).enumerate().map(|(rank, (plan, device))| {
             let placement = Placement::new(device, &of_rank(&inputs, plan, group), case.gap, 0).unwrap();
@@ -116,9 +111,10 @@ impl Ranks {
                 Transport::Scores => plan.shared.heads_of(rank as u32).len() as u64,
                 _ => op.geometry.index_heads.into(),
             };
-            let lists = lists_tensor(&**device, plan.rows().into(), heads, op.geometry.top_k);
+            let lists =
+                ranks::lists_tensor(&**device, plan.rows().into(), heads, op.geometry.top_k).unwrap();
             let args = placement.args.without(Role::Scores).with(Role::BlockIndices, lists);
-            let workspace = filled(&**device, plan.workspace_bytes());
+            let workspace = ranks::filled(&**device, plan.workspace_bytes()).unwrap();
             let images = rocm_emu::images().unwrap();
             let rank = IndexerRank::new(simulated.hip(), rank as u32, images, plan, &shared).unwrap();
             Member { device: Arc::clone(device), rank, args, workspace, _placement: placement }
@@ -172,28 +168,10 @@ impl Ranks {
         }
     }
 
-    /// Lists `[rows of requests, heads, k]` of one device: scores of the reference under the kernels' arithmetic, then the
-    /// reference's selection.
+    /// Lists `[rows of requests, heads, k]` of one device.
     pub(crate) fn single_device(&self, inputs: &Inputs) -> Vec<i32> {
-        let (case, device) = (&self.case, &self.members[0].device);
-        let op = Op::IndexScore(self.op.clone());
-        let plan = device.plan(&op, &case.bounds().unwrap(), &PlanOptions::default()).unwrap();
-        let run = Run::start(&msa_ref::device(), case, &reference_plan(&plan).unwrap(), inputs).unwrap();
-        let (heads, k) = (self.op.geometry.index_heads as usize, self.op.geometry.top_k as usize);
-        let scores = *run.placement.args.tensor(Role::Scores).unwrap();
-        let contents = run.read().unwrap();
-        let image = msa_tests::memory::Image::new(&contents);
-        let mut lists = vec![-1; inputs.batch.request_of.len() * heads * k];
-        for row in 0..inputs.batch.request_of.len() {
-            let Ok(position) = u32::try_from(inputs.batch.position(row)) else { continue };
-            for head in 0..heads {
-                let bytes = image.row(&scores, &[row as u64, head as u64]).unwrap();
-                let values: Vec<f32> = widen(DType::F32, bytes).iter().map(|v| *v as f32).collect();
-                let list = &mut lists[(row * heads + head) * k..][..k];
-                select_row(&values, position / case.geometry.block, &self.select, list).unwrap();
-            }
-        }
-        lists
+        let device = &self.members[0].device;
+        ranks::single_device(device, &self.case, &self.op, &self.select, inputs).unwrap()
     }
 
     /// Writes i32 values over a tensor of every rank.
@@ -228,73 +206,11 @@ impl Member {
     }
 }
 
-/// The selection that a case of `index_score` names in its other fields.
-pub(crate) fn selection(case: &Case) -> Select {
-    let case = Case { op: msa_core::op::OpKind::Select, ..case.clone() };
-    match case.descriptor().unwrap() {
-        Op::Select(select) => select,
-        other => panic!("{}", other.name()),
-    }
-}
-
 /// What a rank is given: its own heads' queries, its own pages.
 pub(crate) fn of_rank(inputs: &Inputs, plan: &IndexerPlan, group: &Group) -> Inputs {
-    let mut own = inputs.clone();
     let rank = plan.options.rank;
-    if group.queries == QuerySource::Own {
-        let heads = plan.shared.heads_of(rank);
-        let query = own.tensors.iter_mut().find(|tensor| tensor.role == Role::IndexQuery).unwrap();
-        let head = (query.shape[2] * query.dtype.bytes()) as usize;
-        let row = head * query.shape[1] as usize;
-        let range = heads.start as usize * head..heads.end as usize * head;
-        let bytes = query.bytes.take().unwrap();
-        query.bytes = Some(bytes.chunks(row).flat_map(|row| row[range.clone()].to_vec()).collect());
-        query.shape[1] = heads.len() as u64;
-    }
-    if group.sharded {
-        shard(&mut own, rank, group.world);
-    }
-    own
-}
-
-/// Pages of other ranks become poison, and their entries of the tables name no page.
-fn shard(inputs: &mut Inputs, rank: u32, world: u32) {
-    let width = inputs.batch.width as usize;
-    let pages = inputs.batch.pages as usize;
-    let (mut tables, mut kept) = (inputs.batch.tables.clone(), vec![false; pages]);
-    for (at, page) in tables.iter_mut().enumerate() {
-        if (at % width) as u32 % world != rank {
-            *page = i32::MAX;
-        } else if let Some(kept) = usize::try_from(*page).ok().and_then(|page| kept.get_mut(page)) {
-            *kept = true;
-        }
-    }
-    for memory in &mut inputs.caches {
-        let page = memory.bytes.len() / pages;
-        let others = memory.bytes.chunks_mut(page).zip(&kept).filter(|(_, kept)| !**kept);
-        others.for_each(|(bytes, _)| bytes.fill(0xff));
-    }
-    let table = inputs.tensors.iter_mut().find(|tensor| tensor.role == Role::BlockTable).unwrap();
-    table.bytes = Some(tables.iter().flat_map(|page| page.to_le_bytes()).collect());
-}
-
-fn zeroed(device: &dyn Device, bytes: u64) -> u64 {
-    let address = device.memory().allocate(bytes).unwrap();
-    device.memory().write(address, &vec![0; bytes as usize]).unwrap();
-    address
-}
-
-fn filled(device: &dyn Device, bytes: u64) -> Span {
-    let address = device.memory().allocate(bytes).unwrap();
-    device.memory().write(address, &vec![0xff; bytes as usize]).unwrap();
-    Span { address, bytes }
-}
-
-fn lists_tensor(device: &dyn Device, rows: u64, heads: u64, k: u32) -> Tensor {
-    let bytes = rows * heads * u64::from(k) * 4;
-    let address = device.memory().allocate(bytes.max(1)).unwrap();
-    device.memory().write(address, &vec![0xcd; bytes as usize]).unwrap();
-    Tensor::contiguous(address, DType::I32, &[rows, heads, k.into()]).unwrap()
+    let own = (group.queries == QuerySource::Own).then(|| plan.shared.heads_of(rank));
+    ranks::of_rank(inputs, own, group.sharded.then_some((rank, group.world)))
 }
 
 /// Formats of an architecture for a case line.

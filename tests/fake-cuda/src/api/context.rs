@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::entry::{Handle, Out};
+use crate::code::INVALID_VALUE;
 
 entries! {
     fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) |state| {
@@ -51,6 +52,11 @@ entries! {
         let current = state.current()?;
         let found = state.device_of(current)?;
         device.set(found as c_int)
+    }
+
+    fn cuCtxEnablePeerAccess(peer: Handle, flags: c_uint) |state| {
+        state.note(format_args!("peer={:#x}", peer as usize));
+        if flags == 0 { state.enable_peer(peer as usize) } else { Err(INVALID_VALUE) }
     }
 
     fn cuCtxSynchronize() |state| {

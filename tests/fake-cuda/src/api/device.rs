@@ -47,6 +47,13 @@ entries! {
         })
     }
 
+    // As wide as the configuration says; a device does not map itself.
+    fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) |state| {
+        state.capability(device)?;
+        state.capability(peer)?;
+        can.set((state.config.peers && device != peer).into())
+    }
+
     fn cuGetErrorString(error: c_int, text: Out<*const c_char>) |_state| {
         let found: &CStr = if error == 0 { c"no error" } else { c"simulated error" };
         text.set(found.as_ptr())
@@ -72,6 +79,8 @@ fn error_name(error: c_int) -> Option<&'static CStr> {
         400 => c"CUDA_ERROR_INVALID_HANDLE",
         500 => c"CUDA_ERROR_NOT_FOUND",
         700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        217 => c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+        704 => c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
         709 => c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
         719 => c"CUDA_ERROR_LAUNCH_FAILED",
         803 => c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",

@@ -9,7 +9,7 @@ use msa_core::tensor::{DType, Tensor};
 
 use super::arguments::IndexArguments;
 use super::batch::with_scalar;
-use super::{Fault, Job, Reach, parameter};
+use super::{Fault, Job, Reach, parameter, ranks};
 use crate::launch::Launch;
 
 pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
@@ -39,19 +39,22 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
         key_scale: (format == CacheFormat::Nvfp4).then(|| a.scale.into()),
         null_page: a.batch.null_page(),
     };
-    let args = a.batch.arguments()?.with_index_cache(cache);
+    let local = ranks::Local::of(launch, a, reach)?;
+    let batch = local.as_ref().map_or(a.batch, |local| local.batch);
+    let args = batch.arguments()?.with_index_cache(cache);
     let args = args.with(Role::IndexQuery, queries).with(Role::Scores, scores);
     let args = with_scalar(args, Role::IndexQueryScale, a.query_factor)?;
     let args = with_scalar(args, Role::IndexKeyScale, a.key_factor)?;
-    let lengths = a.batch.lengths(reach, a.batch.requests)?;
+    let lengths = batch.lengths(reach, batch.requests)?;
     let job = Job {
         op: Op::IndexScore(op),
         lengths: &lengths,
         args,
-        status: a.batch.status,
-        own_status: a.batch.own_status,
+        status: batch.status,
+        own_status: batch.own_status,
     };
-    job.run(launch, reach, &[PlanOptions::default()], |_| true)
+    job.run(launch, reach, &[PlanOptions::default()], |_| true)?;
+    local.map_or(Ok(()), |local| local.free(reach))
 }
 
 /// The format of keys in `op.q8k4.trick`.

@@ -18,6 +18,7 @@ mod errors;
 mod fake;
 mod graphs;
 mod loading;
+mod ranks;
 mod refusals;
 mod results;
 mod semantics;
