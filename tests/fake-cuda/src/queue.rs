@@ -242,25 +242,38 @@ impl State {
     /// Lets the other streams run as far as they get for the kernel at the head of this one, which waits for them. True if it must
     /// go on waiting, for a stream that is being run further out; where there is none it ends without what did not come.
     fn settle(&mut self, stream: usize) -> Result<bool, Code> {
-        let arrived = self.arrived(stream)?;
-        if !arrived {
-            let others: Vec<usize> = self.queues.queues.keys().copied().collect();
-            for other in others {
-                // An error is that of the other one's context, which keeps it.
+        let others: Vec<usize> = self.queues.queues.keys().copied().filter(|&other| other != stream).collect();
+        for is_late in [false, true] {
+            if self.arrived(stream)? {
+                break;
+            }
+            if is_late && self.running.len() > 1 {
+                return Ok(true);
+            }
+            for &other in &others {
+                // By now others have waited too long as well, but for what they wait for then. An error is that of the other
+                // one's context, which keeps it.
+                if is_late && !self.running.contains(&other) {
+                    let _ = self.conclude(other);
+                }
                 let _ = self.advance(other, u64::MAX);
             }
         }
-        if !arrived && !self.arrived(stream)? && self.running.len() > 1 {
-            return Ok(true);
-        }
-        let Some(Entry { task: Task::Await(launch), .. }) = self.queues.pop(stream, u64::MAX) else {
-            return Err(INVALID_HANDLE);
+        self.conclude(stream).map(|()| false)
+    }
+
+    /// Ends the kernel at the head of a stream if it is one that waits.
+    fn conclude(&mut self, stream: usize) -> Result<(), Code> {
+        let queue = self.queues.queue(stream)?;
+        let context = queue.context;
+        let waits = matches!(queue.entries.front(), Some(Entry { task: Task::Await(_), .. }));
+        let Some(Entry { task: Task::Await(launch), .. }) = queue.entries.pop_front_if(|_| waits) else {
+            return Ok(());
         };
-        let context = self.queues.queue(stream)?.context;
         let device = self.device_of(context)?;
         let mut place = execute::Place { device, context, memory: &mut self.memory, peers: &self.peers };
         let finished = execute::finish(&launch, &mut place).map_err(|fault| told(&launch, fault));
-        finished.inspect_err(|&code| self.fail_context(context, code)).map(|()| false)
+        finished.inspect_err(|&code| self.fail_context(context, code))
     }
 
     fn arrived(&mut self, stream: usize) -> Result<bool, Code> {

@@ -188,7 +188,7 @@ fn every_world_selects_what_one_device_selects() {
 }
 
 #[test]
-fn ties_nan_forced_blocks_orders_and_one_list_in_every_world() {
+fn m01_ties_nan_forced_blocks_orders_and_one_list_in_every_world() {
     let more = [
         "in=ties",
         "in=nan",
@@ -247,7 +247,7 @@ fn a_collective_selects_what_one_device_selects() {
 }
 
 #[test]
-fn m01_runs_one_after_the_other_and_replays_of_a_graph_need_no_reset() {
+fn m04_eager_runs_and_replays_count_their_exchanges_on_the_devices() {
     Driver::of("9.0,9.0,9.0").run(&test_name!(), || {
         let line = "index_score(hq=16,hkv=4,hi=4,k=5,len=[1x100,2x3000,1x256],in=ties,iq=e4m3,ik=nvfp4)";
         for (world, queries) in [(2, QuerySource::Own), (3, QuerySource::Replicated)] {
