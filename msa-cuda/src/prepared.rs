@@ -120,7 +120,17 @@ impl Prepared for CudaPrepared {
             let own_status = if number == 0 { self.status.owned() } else { 0 };
             // The kernel behind the validation reads what it wrote before it waits for it.
             let stream = Queue { stream: stream.0, overlaps: !(validates && number == 1) };
-            Run { stream, args, scores, queries: None, extents, workspace, own_status, is_step, checked_offsets }
+            Run {
+                stream,
+                args,
+                scores,
+                queries: None,
+                extents,
+                workspace,
+                own_status,
+                is_step,
+                checked_offsets,
+            }
         };
         // Nothing is enqueued unless every stage takes its arguments.
         self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;

@@ -33,7 +33,8 @@ pub(super) fn run(benches: &[Bench<'_>]) -> Result<()> {
         if !chosen(name) {
             continue;
         }
-        let op = IndexScore { query: DType::E4m3, keys: CacheFormat::Nvfp4, precision, ..IndexScore::default() };
+        let op =
+            IndexScore { query: DType::E4m3, keys: CacheFormat::Nvfp4, precision, ..IndexScore::default() };
         let mut line = format!("world {name:15}:");
         for requests in REQUESTS {
             benches[0].enter()?;

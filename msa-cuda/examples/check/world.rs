@@ -106,7 +106,8 @@ impl<'a> Group<'a> {
     fn new(devices: &'a [Arc<dyn Device>], mut case: Case, world: u32, random: &mut Random) -> Result<Self> {
         let Op::IndexScore(op) = case.op.clone() else { unreachable!("cases of index_score alone") };
         let select = random_selection(random, &op);
-        let whole = op.geometry.index_heads.is_multiple_of(world) || world.is_multiple_of(op.geometry.index_heads);
+        let whole =
+            op.geometry.index_heads.is_multiple_of(world) || world.is_multiple_of(op.geometry.index_heads);
         let own = whole && random.chance(50);
         let queries = if own { QuerySource::Own } else { QuerySource::Replicated };
         let sharded = random.chance(50);
@@ -116,7 +117,8 @@ impl<'a> Group<'a> {
         let rows = case.inputs.iter().find(|input| input.role == Role::IndexQuery).map_or(1, |q| q.shape[0]);
         let planner = &*devices[0];
         let single = planner.plan(&case.op, &case.bounds, &case.options)?;
-        let select_single = planner.plan(&Op::Select(select.clone()), &case.bounds, &PlanOptions::default())?;
+        let select_single =
+            planner.plan(&Op::Select(select.clone()), &case.bounds, &PlanOptions::default())?;
         let plans = (0..world)
             .map(|rank| {
                 let options = IndexerOptions { queries, ..IndexerOptions::new(world, rank) };
@@ -140,7 +142,8 @@ impl<'a> Group<'a> {
                 .collect::<Result<Vec<_>>>()?;
             members.push(Member { rank, placed, stream: driver::stream()?, ordinal });
         }
-        let (reference, select_reference) = (device::as_reference(&single), device::as_reference(&select_single));
+        let (reference, select_reference) =
+            (device::as_reference(&single), device::as_reference(&select_single));
         Ok(Self { case, select, reference, select_reference, members, memory, sharded })
     }
 
@@ -185,7 +188,8 @@ impl<'a> Group<'a> {
             let wants = cases.iter().map(|case| self.single_device(case)).collect::<Result<Vec<_>>>()?;
             for (number, member) in self.members.iter().enumerate() {
                 let status = member.status()?;
-                for (run, ((case, want), placed)) in cases.iter().zip(&wants).zip(&member.placed).enumerate() {
+                for (run, ((case, want), placed)) in cases.iter().zip(&wants).zip(&member.placed).enumerate()
+                {
                     let own = self.of_member(case, member);
                     let got = placed.outcome(&own, status)?;
                     let want = listed(want, &own, member);
@@ -196,7 +200,10 @@ impl<'a> Group<'a> {
                     let other = other.then(|| format!("status {status} want {}", want.status));
                     if let Some(difference) = want.difference(&got).or(other) {
                         failed += 1;
-                        println!("{name} {what} {round} run {run} rank {number}: {difference}: {:?} {case}", self.select);
+                        println!(
+                            "{name} {what} {round} run {run} rank {number}: {difference}: {:?} {case}",
+                            self.select
+                        );
                     }
                 }
             }
@@ -243,7 +250,8 @@ fn long_case(random: &mut Random) -> Case {
     let op = IndexScore { query: DType::E4m3, keys: random.pick(&formats), ..IndexScore::default() };
     let geometry = op.geometry;
     let q = random.pick(&[1, 1, 2, 4]);
-    let lengths = (0..1 + random.below(2)).map(|_| (q as u32, 100_000 + random.below(700_000) as u32)).collect();
+    let lengths =
+        (0..1 + random.below(2)).map(|_| (q as u32, 100_000 + random.below(700_000) as u32)).collect();
     let mut case = Case::of_lengths(random, Op::IndexScore(op.clone()), q, lengths);
     case.pages = FEW_PAGES;
     case.null_page = None;

@@ -82,7 +82,8 @@ fn map(own: u32, context: &Context, peer: u32, other: &Context) -> Result<()> {
     // SAFETY: the driver was probed; the pointer is valid for one int.
     check(unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, peer_device) })?;
     if can == 0 {
-        let want = format!("devices that map each other's memory (cuda:{own} does not map that of cuda:{peer})");
+        let want =
+            format!("devices that map each other's memory (cuda:{own} does not map that of cuda:{peer})");
         return Err(Error::invalid("ordinals", want, format!("cuda:{own} and cuda:{peer}")));
     }
     let _current = context.enter()?;

@@ -158,7 +158,12 @@ impl IndexerRank {
 
     fn require_collective(&self) -> Result<()> {
         let transport = self.plan.options.transport;
-        require(transport == Transport::Collective, "options.transport", "collective", format!("{transport:?}"))
+        require(
+            transport == Transport::Collective,
+            "options.transport",
+            "collective",
+            format!("{transport:?}"),
+        )
     }
 
     /// # Safety

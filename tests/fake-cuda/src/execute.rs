@@ -156,10 +156,12 @@ impl Reach<'_> {
     /// Memory of any device that this one maps.
     fn mapped_mut(&mut self, what: &str, address: u64, bytes: u64) -> Result<&mut [u8], Fault> {
         let owner = self.memory.owner(address, bytes);
-        let mapped =
-            |(_, context): &(usize, usize)| *context == self.context || self.peers.contains(&(self.context, *context));
+        let mapped = |(_, context): &(usize, usize)| {
+            *context == self.context || self.peers.contains(&(self.context, *context))
+        };
         let Some((device, _)) = owner.filter(mapped) else {
-            let text = format!("{what}: {bytes} bytes at {address:#x} are not mapped on device {}", self.device);
+            let text =
+                format!("{what}: {bytes} bytes at {address:#x} are not mapped on device {}", self.device);
             return Err(Fault { code: ILLEGAL_ADDRESS, text });
         };
         self.memory.bytes_mut(device, address, bytes as usize).map_err(|_| Fault::new(what))

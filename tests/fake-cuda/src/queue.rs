@@ -145,10 +145,13 @@ impl Queues {
         }
     }
 
+    fn is_due(&self, stream: usize, upto: u64) -> bool {
+        let head = self.queues.get(&stream).and_then(|queue| queue.entries.front());
+        head.is_some_and(|entry| entry.number <= upto)
+    }
+
     fn pop(&mut self, stream: usize, upto: u64) -> Option<Entry> {
-        let entries = &mut self.queues.get_mut(&stream)?.entries;
-        let due = entries.front().is_some_and(|entry| entry.number <= upto);
-        if due { entries.pop_front() } else { None }
+        if self.is_due(stream, upto) { self.queues.get_mut(&stream)?.entries.pop_front() } else { None }
     }
 }
 
@@ -200,18 +203,11 @@ impl State {
         self.advance(stream, upto).map(drop)
     }
 
-    /// The same; false if it stopped at a kernel that waits for a stream which is being run already, further out.
+    /// The same; false if it stopped at a kernel that waits, further out, for other devices.
     fn advance(&mut self, stream: usize, upto: u64) -> Result<bool, Code> {
-        if self.running.contains(&stream) {
-            return Ok(false);
+        if self.waiting.contains(&stream) {
+            return Ok(!self.queues.is_due(stream, upto));
         }
-        self.running.push(stream);
-        let result = self.advance_within(stream, upto);
-        self.running.pop();
-        result
-    }
-
-    fn advance_within(&mut self, stream: usize, upto: u64) -> Result<bool, Code> {
         while let Some(entry) = self.queues.pop(stream, upto) {
             for &(other, number) in &entry.after {
                 if !self.advance(other, number)? {
@@ -225,8 +221,10 @@ impl State {
                 Ok(None) => {}
                 Ok(Some(task)) => {
                     self.queues.put_back(stream, Entry { number, task, after: Vec::new() });
-                    let waits = self.settle(stream)?;
-                    if waits {
+                    self.waiting.push(stream);
+                    let waits = self.settle(stream);
+                    self.waiting.pop();
+                    if waits? {
                         return Ok(false);
                     }
                 }
@@ -242,18 +240,19 @@ impl State {
     /// Lets the other streams run as far as they get for the kernel at the head of this one, which waits for them. True if it must
     /// go on waiting, for a stream that is being run further out; where there is none it ends without what did not come.
     fn settle(&mut self, stream: usize) -> Result<bool, Code> {
-        let others: Vec<usize> = self.queues.queues.keys().copied().filter(|&other| other != stream).collect();
+        let others: Vec<usize> =
+            self.queues.queues.keys().copied().filter(|&other| other != stream).collect();
         for is_late in [false, true] {
             if self.arrived(stream)? {
                 break;
             }
-            if is_late && self.running.len() > 1 {
+            if is_late && self.waiting.len() > 1 {
                 return Ok(true);
             }
             for &other in &others {
                 // By now others have waited too long as well, but for what they wait for then. An error is that of the other
                 // one's context, which keeps it.
-                if is_late && !self.running.contains(&other) {
+                if is_late {
                     let _ = self.conclude(other);
                 }
                 let _ = self.advance(other, u64::MAX);

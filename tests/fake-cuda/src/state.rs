@@ -28,8 +28,8 @@ pub(crate) struct State {
     pub(crate) broken: Option<(String, Code)>,
     /// Pairs of contexts of which the first reaches the memory of the second.
     pub(crate) peers: BTreeSet<(usize, usize)>,
-    /// Streams that are being run, the outermost first.
-    pub(crate) running: Vec<usize>,
+    /// Streams whose kernels wait for other devices while those are run, the outermost first.
+    pub(crate) waiting: Vec<usize>,
     log: Vec<String>,
     detail: String,
     next_handle: usize,
@@ -109,7 +109,7 @@ impl State {
             failures: Vec::new(),
             broken: None,
             peers: BTreeSet::new(),
-            running: Vec::new(),
+            waiting: Vec::new(),
             log: Vec::new(),
             detail: String::new(),
             next_handle: 0x1000,

@@ -103,7 +103,10 @@ impl Ranks {
             .collect();
         let shared: Vec<u64> = match group.transport {
             Transport::Collective => Vec::new(),
-            _ => devices.iter().map(|device| ranks::zeroed(&**device, plans[0].shared.bytes()).unwrap()).collect(),
+            _ => devices
+                .iter()
+                .map(|device| ranks::zeroed(&**device, plans[0].shared.bytes()).unwrap())
+                .collect(),
         };
         let members = plans.iter().zip(&devices).enumerate().map(|(rank, (plan, device))| {
             let placement = Placement::new(device, &of_rank(&inputs, plan, group), case.gap, 0).unwrap();
@@ -111,8 +114,7 @@ impl Ranks {
                 Transport::Scores => plan.shared.heads_of(rank as u32).len() as u64,
                 _ => op.geometry.index_heads.into(),
             };
-            let lists =
-                ranks::lists_tensor(&**device, plan.rows().into(), heads, op.geometry.top_k).unwrap();
+            let lists = ranks::lists_tensor(&**device, plan.rows().into(), heads, op.geometry.top_k).unwrap();
             let args = placement.args.without(Role::Scores).with(Role::BlockIndices, lists);
             let workspace = ranks::filled(&**device, plan.workspace_bytes()).unwrap();
             let images = rocm_emu::images().unwrap();

@@ -32,7 +32,8 @@ fn items(a: &RankKeysArguments, reach: &Reach<'_>) -> Result<Vec<Item>, Fault> {
     for request in requests(&a.batch, reach)?.iter().flatten() {
         for i in 0..request.rows {
             let seen = visible(&a.batch, reach, request, i)?;
-            let own = ((seen + 127) / 128).min(1 << 16).checked_sub(1).and_then(|own| u32::try_from(own).ok());
+            let own =
+                ((seen + 127) / 128).min(1 << 16).checked_sub(1).and_then(|own| u32::try_from(own).ok());
             all.extend((0..a.lists).map(|list| Item { row: (request.first + i) as u64, list, own }));
         }
     }
@@ -77,7 +78,8 @@ impl RankKeysArguments {
     /// The best keys of this rank's blocks.
     fn keys(&self, reach: &Reach<'_>, item: &Item) -> Result<Vec<CandidateKey>, Fault> {
         let ranks = Ranks { world: self.world.into(), rank: self.rank.into() };
-        let count = ranks.blocks(item.own.map_or(0, |own| i64::from(own) + 1)).min(self.columns.into()) as u64;
+        let count =
+            ranks.blocks(item.own.map_or(0, |own| i64::from(own) + 1)).min(self.columns.into()) as u64;
         let row = |head: u32| {
             let at = self.scores + item.row * self.scores_row + u64::from(head) * self.scores_head;
             let words = reach.words("scores", at, count)?;
@@ -212,7 +214,13 @@ impl GatherArguments {
     }
 
     /// The words of a head that are there; the rank that did not hand them over.
-    fn head(&self, reach: &Reach<'_>, row: u64, head: u32, epoch: u32) -> Result<Result<Vec<u32>, u32>, Fault> {
+    fn head(
+        &self,
+        reach: &Reach<'_>,
+        row: u64,
+        head: u32,
+        epoch: u32,
+    ) -> Result<Result<Vec<u32>, u32>, Fault> {
         let from = self.owner(head);
         let place = self.place(self.rank, from, row, head - self.first_head(from));
         let words = words64(reach, "inbox", place, self.head_words.into())?;

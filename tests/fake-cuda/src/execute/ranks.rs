@@ -45,7 +45,8 @@ pub(super) fn requests(batch: &Batch, reach: &Reach<'_>) -> Result<Vec<Option<Re
         .map(|at| {
             let (first, end, tokens) = (signed(offsets[at]), signed(offsets[at + 1]), signed(tokens[at]));
             let ordered = 0 <= first && first <= end && end <= i64::from(batch.rows);
-            let bounded = tokens >= 0 && tokens <= bounds[2 * at + 1].into() && end - first <= bounds[2 * at].into();
+            let bounded =
+                tokens >= 0 && tokens <= bounds[2 * at + 1].into() && end - first <= bounds[2 * at].into();
             (ordered && bounded).then_some(Request { first, rows: end - first, tokens })
         })
         .collect())
@@ -71,7 +72,11 @@ pub(super) struct Local {
 
 impl Local {
     /// `None` for an image that scores all pages.
-    pub(super) fn of(launch: &Launch, a: &IndexArguments, reach: &mut Reach<'_>) -> Result<Option<Self>, Fault> {
+    pub(super) fn of(
+        launch: &Launch,
+        a: &IndexArguments,
+        reach: &mut Reach<'_>,
+    ) -> Result<Option<Self>, Fault> {
         if !launch.image.name.contains(".ranks.") {
             return Ok(None);
         }
@@ -87,7 +92,8 @@ impl Local {
         let bounds: Vec<u32> = bounds.collect();
         let lengths = reach.words("kv_lengths", batch.kv_lengths, batch.requests.into())?;
         let tokens = requests.iter().zip(lengths);
-        let tokens = tokens.map(|(request, length)| request.map_or(length, |r| ranks.tokens(r.tokens) as u32));
+        let tokens =
+            tokens.map(|(request, length)| request.map_or(length, |r| ranks.tokens(r.tokens) as u32));
         let tokens: Vec<u32> = tokens.collect();
         let mut positions = vec![u32::MAX; batch.rows as usize];
         for request in requests.iter().flatten() {

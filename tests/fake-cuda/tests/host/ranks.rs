@@ -163,7 +163,8 @@ impl Ranks {
             let (all, k) = (self.select.lists() as usize, self.op.geometry.top_k as usize);
             let listed = member.args.tensor(Role::BlockIndices).unwrap().extent(1) as usize;
             let whole = listed == all;
-            let first = if whole { 0 } else { member.rank.plan().shared.heads_of(number as u32).start as usize };
+            let first =
+                if whole { 0 } else { member.rank.plan().shared.heads_of(number as u32).start as usize };
             let own: Vec<i32> =
                 want.chunks(all * k).flat_map(|row| row[first * k..(first + listed) * k].to_vec()).collect();
             assert_eq!(member.lists()[..own.len()], own, "rank {number}: {what}");
@@ -180,7 +181,8 @@ fn every_world_selects_what_one_device_selects() {
             Group { sharded: world % 2 == 0, ..Group::new(world, &line) }.check();
         }
         for world in [1, 2, 4, 8] {
-            let line = format!("index_score({RAGGED},iq=e4m3,ik=nvfp4,precision=fast,scales=true,seed={world})");
+            let line =
+                format!("index_score({RAGGED},iq=e4m3,ik=nvfp4,precision=fast,scales=true,seed={world})");
             let queries = QuerySource::Own;
             Group { queries, sharded: true, own_lists: world % 4 == 0, ..Group::new(world, &line) }.check();
         }
@@ -199,7 +201,8 @@ fn m01_ties_nan_forced_blocks_orders_and_one_list_in_every_world() {
     Driver::of(EIGHT).run(&test_name!(), || {
         for world in 1..=8 {
             for more in [more[world as usize % 5], more[(world as usize + 2) % 5]] {
-                let line = format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],iq=e4m3,ik=fp8,{more})");
+                let line =
+                    format!("index_score(hq=8,hkv=2,hi=2,k=5,len=[2x3000,1x400],iq=e4m3,ik=fp8,{more})");
                 Group::new(world, &line).check();
             }
         }
