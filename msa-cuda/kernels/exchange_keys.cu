@@ -7,7 +7,8 @@
 // places a list, by the parity of that number. A rank that is one exchange ahead writes the other place, and it cannot be two ahead: to
 // end the exchange between, it waited for a list of this rank, which this rank handed over when it had read its places.
 // A block of threads first hands over all of its lists and then waits, and the grid is resident as a whole: nobody waits for a
-// block that cannot start. A wait that takes too long ends in a status that names the rank, whose keys are then left out.
+// block that cannot start. Ranks of one device would keep each other from starting by the kernels that follow, which are held there until
+// the wait is over. A wait that takes too long ends in a status that names the rank, whose keys are then left out.
 #include "include/peers.cuh"
 #include "include/rank_keys.cuh"
 
@@ -103,7 +104,7 @@ MSA_DEVICE void exchange_keys(const RankKeysArguments& p) {
   const uint32_t items = p.batch.requests * p.batch.max_query * p.lists;
   if (tid < AT_ONCE) all[THREADS + tid] = 0;
   wait_for_predecessor();
-  release_successor();
+  if (!p.holds_successor) release_successor();
   uint32_t epoch = 0;
   for (uint32_t number = blockIdx.x; number < items; number += gridDim.x) {
     Item item;
@@ -123,6 +124,7 @@ MSA_DEVICE void exchange_keys(const RankKeysArguments& p) {
     __syncthreads();  // every thread has read the counter
     if (tid == 0) *counter = epoch;
   }
+  release_successor();
 }
 
 MSA_DEVICE void candidate_keys(const RankKeysArguments& p) {

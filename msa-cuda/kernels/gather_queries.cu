@@ -45,7 +45,7 @@ MSA_DEVICE void gather_queries(const GatherArguments& p) {
   wait_for_predecessor();
   clear_own_status(p.status, p.own_status);
   __syncthreads();
-  release_successor();
+  if (!p.holds_successor) release_successor();
   const uint32_t rows = min((uint32_t)max(*p.last_offset, 0), p.rows);
   for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
     // Of several ranks with the same head the first hands it over.
@@ -62,6 +62,7 @@ MSA_DEVICE void gather_queries(const GatherArguments& p) {
     __syncthreads();  // every thread has read the counter
     if (threadIdx.x == 0) p.epochs[row] = epoch;
   }
+  release_successor();
 }
 
 }  // namespace msa

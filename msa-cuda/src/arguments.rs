@@ -223,6 +223,8 @@ pub(crate) struct RankKeysArguments {
     pub(crate) spins: u32,
     pub(crate) first_list: u32,
     pub(crate) end_list: u32,
+    pub(crate) holds_successor: u32,
+    pub(crate) pad: u32,
 }
 
 /// Arguments of `gather_queries`.
@@ -246,6 +248,8 @@ pub(crate) struct GatherArguments {
     pub(crate) world: u32,
     pub(crate) rank: u32,
     pub(crate) spins: u32,
+    pub(crate) holds_successor: u32,
+    pub(crate) pad: u32,
 }
 
 /// How kernels name the type of an output.
@@ -363,7 +367,7 @@ const _: () = {
     assert!(size_of::<StatusArguments>() == 16);
     assert!(size_of::<MergeArguments>() == 160);
     assert!(size_of::<SelectMergeArguments>() == 88);
-    assert!(size_of::<RankKeysArguments>() == 288 && size_of::<GatherArguments>() == 160);
+    assert!(size_of::<RankKeysArguments>() == 296 && size_of::<GatherArguments>() == 168);
     assert!(size_of::<AppendTensor>() == 168 && size_of::<RowArguments>() == 56);
     assert!(size_of::<AppendArguments>() == 976);
     assert!(size_of::<ValidateArguments>() == 296);

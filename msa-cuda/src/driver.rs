@@ -40,6 +40,7 @@ const SYMBOLS: &[&CStr] = &[
     c"cuLaunchKernelEx",
     c"cuMemAlloc_v2",
     c"cuMemFree_v2",
+    c"cuPointerGetAttribute",
     c"cuMemcpyHtoD_v2",
     c"cuMemcpyDtoH_v2",
     c"cuMemcpyDtoHAsync_v2",

@@ -47,3 +47,12 @@ impl Memory for DeviceMemory {
         check(unsafe { sys::cuStreamSynchronize(stream.0 as sys::CUstream) })
     }
 }
+
+/// The device whose memory an address is.
+pub(crate) fn device_of(address: u64) -> Result<i32> {
+    let mut ordinal = 0_i32;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    // SAFETY: the driver was probed; the pointer is valid for one int, and the driver refuses addresses that it does not know.
+    check(unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) })?;
+    Ok(ordinal)
+}

@@ -12,14 +12,14 @@ use std::time::Duration;
 use msa_core::args::Role;
 use msa_core::backend::{Backend, Device, Span, Status, Stream};
 use msa_core::cache::{CacheFormat, IndexCache};
-use msa_core::error::Result;
+use msa_core::error::{Result, require};
 use msa_core::geometry::Grouping;
 use msa_core::op::{ForcedPriority, IndexScore, NanRule, Op, Select, SelectOrder};
 use msa_core::plan::{Plan, PlanOptions};
 use msa_core::tensor::DType;
 use msa_cuda::indexer::{IndexerOptions, IndexerPlan, IndexerRank, PeerMemory, QuerySource};
 
-use crate::cases::{Case, Input, Random, elements};
+use crate::cases::{Case, Input, PAGE, Random, elements};
 use crate::device::{self, Outcome, Placed};
 use crate::driver::{self, Graph};
 use crate::replay::Amount;
@@ -60,6 +60,9 @@ pub(crate) fn run(backend: &dyn Backend, world: Option<u32>, amount: Amount) -> 
     println!("{count} devices: lists of {compared} runs of ranks compared, {failed} failed");
     Ok(failed)
 }
+
+/// Lists of all ranks of one device: each takes a multiprocessor while it waits, and scoring needs some.
+const MOST_LISTS: u64 = 120;
 
 /// Pages of a long case.
 const FEW_PAGES: u64 = 40;
@@ -116,6 +119,11 @@ impl<'a> Group<'a> {
         }
         let rows = case.inputs.iter().find(|input| input.role == Role::IndexQuery).map_or(1, |q| q.shape[0]);
         let planner = &*devices[0];
+        let each = world.div_ceil(devices.len() as u32);
+        let items =
+            case.bounds.requests().len() as u64 * u64::from(case.bounds.max_query_len() * select.lists());
+        let fits = each == 1 || items * u64::from(each) <= MOST_LISTS;
+        require(fits, "lists", "as many as ranks of one device have room for", "more")?;
         let single = planner.plan(&case.op, &case.bounds, &case.options)?;
         let select_single =
             planner.plan(&Op::Select(select.clone()), &case.bounds, &PlanOptions::default())?;
@@ -201,7 +209,7 @@ impl<'a> Group<'a> {
                     if let Some(difference) = want.difference(&got).or(other) {
                         failed += 1;
                         println!(
-                            "{name} {what} {round} run {run} rank {number}: {difference}: {:?} {case}",
+                            "{name} {what} {round} run {run} rank {number} status {status}: {difference}: {case} {:?}",
                             self.select
                         );
                     }
@@ -330,12 +338,14 @@ fn shard(own: &mut Case, plan: &IndexerPlan) {
         }
     }
     let Ok(cache) = own.index_cache(4096) else { return };
-    let page = |view: msa_core::cache::View| (view.address - 4096, view.page_stride);
-    for (first, stride) in [Some(cache.key), cache.key_scale].into_iter().flatten().map(page) {
-        for (number, _) in kept.iter().enumerate().filter(|(_, kept)| !**kept) {
-            let at = (first + number as u64 * stride) as usize;
-            let bytes = own.pool.len().min(at + stride as usize);
-            own.pool[at.min(bytes)..bytes].fill(0xff);
+    let others = kept.iter().enumerate().filter(|(_, kept)| !**kept);
+    for page in others.map(|(number, _)| number as u64) {
+        for component in cache.components(own.op.geometry()) {
+            let (view, bytes) = (component.view, component.row_bytes as usize);
+            for token in 0..u64::from(PAGE) {
+                let at = (view.address - 4096 + page * view.page_stride + token * view.token_stride) as usize;
+                own.pool[at..at + bytes].fill(0xff);
+            }
         }
     }
 }

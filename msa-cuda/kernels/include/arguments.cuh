@@ -132,6 +132,7 @@ struct RankKeysArguments {
   uint32_t init_blocks, local_blocks, init_first, nan_highest;
   uint32_t score_order, world, rank, spins;
   uint32_t first_list, end_list;  // lists that are merged here; all are handed over
+  uint32_t holds_successor, pad;  // 1: the next kernel starts when this one has waited, as ranks share a device
 };
 
 // gather_queries: the index queries of every rank's heads to all ranks.
@@ -146,6 +147,7 @@ struct GatherArguments {
   uint64_t rank_words;     // words of one rank in an inbox
   uint32_t own_status;     // words of the run if this kernel is its first, else 0
   uint32_t rows, heads, own_heads, head_words, world, rank, spins;
+  uint32_t holds_successor, pad;  // as above
 };
 
 // One tensor that append writes, with its source. `format` is one of append.cuh's Stored.
@@ -224,6 +226,6 @@ static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeo
               "as in arguments.rs");
 static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
-static_assert(sizeof(RankKeysArguments) == 288 && sizeof(GatherArguments) == 160, "as in arguments.rs");
+static_assert(sizeof(RankKeysArguments) == 296 && sizeof(GatherArguments) == 168, "as in arguments.rs");
 
 }  // namespace msa

@@ -15,6 +15,7 @@ use super::plan::IndexerPlan;
 use crate::arguments::{GatherArguments, MAX_WORLD, RankKeysArguments, SelectMergeArguments};
 use crate::context::{Context, Function, Grid};
 use crate::launch;
+use crate::memory::device_of;
 use crate::stages::{BatchPlan, Run, narrow};
 
 /// Most blocks of a rank whose keys the small kernel keeps in registers.
@@ -35,12 +36,21 @@ fn places(ranks: &[u64], offset: u64) -> [u64; MAX_WORLD] {
     all
 }
 
+/// True if the memory of two ranks is on one device: they are there, and must leave each other room.
+fn share_devices(context: &Context, ranks: &[u64]) -> Result<bool> {
+    let _current = context.enter()?;
+    let devices = ranks.iter().map(|&address| device_of(address)).collect::<Result<Vec<_>>>()?;
+    Ok((1..devices.len()).any(|at| devices[..at].contains(&devices[at])))
+}
+
 /// `gather_queries`, where ranks are given the queries of their own heads.
 pub(super) struct GatherStage {
     function: Function,
     grid: Grid,
     inboxes: [u64; MAX_WORLD],
     epochs: u64,
+    /// Ranks share a device.
+    shares: bool,
 }
 
 impl GatherStage {
@@ -51,6 +61,7 @@ impl GatherStage {
             function,
             inboxes: places(ranks, plan.shared.queries()),
             epochs: own + plan.shared.query_epochs(),
+            shares: share_devices(context, ranks)?,
         })
     }
 
@@ -88,6 +99,8 @@ impl GatherStage {
             world: shared.world,
             rank: plan.options.rank,
             spins: plan.options.spins,
+            holds_successor: self.shares.into(),
+            pad: 0,
         })
     }
 }
@@ -109,6 +122,8 @@ pub(super) struct KeysStage {
     batch: BatchPlan,
     inboxes: [u64; MAX_WORLD],
     epochs: u64,
+    /// Ranks share a device.
+    shares: bool,
 }
 
 impl KeysStage {
@@ -128,6 +143,7 @@ impl KeysStage {
             batch: BatchPlan::new(context, &lengths)?,
             inboxes: places(ranks, 0),
             epochs: own + plan.shared.key_epochs(),
+            shares: share_devices(context, ranks)?,
         })
     }
 
@@ -171,6 +187,8 @@ impl KeysStage {
             spins: plan.options.spins,
             first_list: listed.start,
             end_list: listed.end,
+            holds_successor: self.shares.into(),
+            pad: 0,
         })
     }
 }

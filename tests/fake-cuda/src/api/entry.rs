@@ -12,6 +12,11 @@ pub type Handle = *mut c_void;
 pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    /// An answer whose type another argument names.
+    pub(crate) fn at(place: *mut c_void) -> Self {
+        Self(place.cast())
+    }
+
     /// Stores the answer.
     pub(crate) fn set(&self, value: T) -> Result<(), Code> {
         if self.0.is_null() {

@@ -1,11 +1,14 @@
 //! Memory.
 
-use std::ffi::{c_uchar, c_uint, c_void};
+use std::ffi::{c_int, c_uchar, c_uint, c_void};
 
 use super::entry::{Handle, Out};
 use crate::code::{Code, INVALID_VALUE};
 use crate::queue::Task;
 use crate::state::State;
+
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+const DEVICE_ORDINAL: c_uint = 9;
 
 entries! {
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) |state| {
@@ -22,6 +25,15 @@ entries! {
         state.refuse_in_capture()?;
         state.run_context(context)?;
         state.memory.free(address)
+    }
+
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: u64) |state| {
+        state.current()?;
+        let (device, _) = state.memory.owner(address, 1).ok_or(INVALID_VALUE)?;
+        match attribute {
+            DEVICE_ORDINAL => Out::at(data).set(device as c_int),
+            _ => Err(INVALID_VALUE),
+        }
     }
 
     // The driver returns when the bytes are staged; they arrive when the default stream gets to it, which other streams do not

@@ -315,14 +315,17 @@ fn what_does_not_fit_is_refused_with_the_field() {
         let both = IndexerOptions { transport: Transport::Collective, queries: QuerySource::Own, ..options };
         assert!(refused(both).starts_with("options.queries: want all heads"));
         let plan = plan(options).unwrap();
+        let memory = PeerMemory::new(&[0, 1], plan.shared.bytes()).unwrap();
+        let [first, second] = [0, 1].map(|rank| memory.addresses()[rank]);
         let error = |ordinal, ranks: &[u64]| {
             let rank = IndexerRank::new(ordinal, &plan, ranks);
             rank.err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert_eq!(error(0, &[256]), "ranks: want 2 addresses, got 1");
         assert!(error(0, &[256, 0]).starts_with("ranks: want addresses at multiples of 256, not 0"));
-        assert_eq!(error(2, &[256, 512]), "device: want sm90a, as the plan, got sm100a");
-        assert_eq!(error(3, &[256, 512]), "device: want cuda:0 to cuda:2, got cuda:3");
+        assert_eq!(error(2, &[first, second]), "device: want sm90a, as the plan, got sm100a");
+        assert!(error(0, &[first, 256]).contains("CUDA_ERROR_INVALID_VALUE"));
+        assert_eq!(error(3, &[first, second]), "device: want cuda:0 to cuda:2, got cuda:3");
         // A plan of ranks is not prepared as one of a single device.
         let single = device.prepare(&plan.score).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(single.starts_with("options.world: want 1 (ranks are prepared by msa_cuda::indexer)"), "{single}");
