@@ -26,16 +26,22 @@ struct Item {
   uint64_t at;
 };
 
-// False if there is no such row. `report`: a request whose lengths are out of range raises a status bit.
-MSA_DEVICE bool find_item(const RankKeysArguments& p, uint32_t number, bool report, Item& item) {
+// False if there is no such row. What it reads was there before scoring began.
+MSA_DEVICE bool find_item(const RankKeysArguments& p, uint32_t number, Item& item) {
   const int list = (int)(number % p.lists), sequence = (int)(number / p.lists);
   const int request_id = sequence / (int)p.batch.max_query, i_row = sequence % (int)p.batch.max_query;
-  const Request request = load_request(p.batch, request_id, report && list == 0 && i_row == 0);
+  const Request request = load_request(p.batch, request_id, false);
   if (i_row >= request.rows) return false;
   const int row = request.first_row + i_row, visible = visible_tokens(p.batch, request, i_row);
   const int own = min((visible + BLOCK - 1) / BLOCK, 65536) - 1;
   item = {row, list, own, ((uint64_t)row * p.lists + list) * p.k};
   return true;
+}
+
+// Raises a status bit for a request whose lengths are out of range, which has no items: by the thread of its first would-be item.
+MSA_DEVICE void report_item(const RankKeysArguments& p, uint32_t number) {
+  const uint32_t sequence = number / p.lists;
+  if (number % p.lists == 0 && sequence % p.batch.max_query == 0) load_request(p.batch, (int)(sequence / p.batch.max_query), true);
 }
 
 MSA_DEVICE Candidates candidates_of(const RankKeysArguments& p, const Item& item) {
@@ -103,23 +109,32 @@ MSA_DEVICE void exchange_keys(const RankKeysArguments& p) {
   const int tid = threadIdx.x;
   const uint32_t items = p.batch.requests * p.batch.max_query * p.lists;
   if (tid < AT_ONCE) all[THREADS + tid] = 0;
+  Item item;
+  uint32_t epoch = 0;
+  // Within a run the kernel before this one released it after its own wait, so what describes the batch is there, and the counters.
+  bool found = blockIdx.x < items && find_item(p, blockIdx.x, item);
+  if (found) epoch = load_uncached(p.epochs + item.row * p.lists + item.list) + 1;
   wait_for_predecessor();
   if (!p.holds_successor) release_successor();
-  uint32_t epoch = 0;
   for (uint32_t number = blockIdx.x; number < items; number += gridDim.x) {
-    Item item;
-    if (!find_item(p, number, tid == 0, item)) continue;
-    epoch = p.epochs[item.row * p.lists + item.list] + 1;
+    if (number != blockIdx.x) {
+      found = find_item(p, number, item);
+      if (found) epoch = load_uncached(p.epochs + item.row * p.lists + item.list) + 1;
+    }
+    if (!found) {
+      if (tid == 0) report_item(p, number);
+      continue;
+    }
     choose_keys<THREADS, KEPT>(candidates_of(p, item), scratch, tid);
     const int k = (int)p.k;
     if (tid < (int)p.world * k) store_to_rank(place_of(p, tid / k, p.rank, epoch, item.at + tid % k), scratch.chosen[tid % k] | number_bits(epoch));
   }
   for (uint32_t number = blockIdx.x; number < items; number += gridDim.x) {
-    Item item;
-    if (!find_item(p, number, false, item)) continue;
+    if (gridDim.x < items) found = find_item(p, number, item);
+    if (!found) continue;
     const bool listed = item.list >= (int)p.first_list && item.list < (int)p.end_list;
     uint32_t* counter = p.epochs + item.row * p.lists + item.list;
-    if (gridDim.x < items) epoch = *counter + 1;
+    if (gridDim.x < items) epoch = load_uncached(counter) + 1;
     if (listed) merge_list<THREADS>(p, item, epoch, all, scratch.maxima, tid);
     __syncthreads();  // every thread has read the counter
     if (tid == 0) *counter = epoch;
@@ -130,10 +145,14 @@ MSA_DEVICE void exchange_keys(const RankKeysArguments& p) {
 MSA_DEVICE void candidate_keys(const RankKeysArguments& p) {
   __shared__ KeyScratch<512> scratch;
   const int tid = threadIdx.x;
+  Item item;
+  const bool found = find_item(p, blockIdx.x, item);
   wait_for_predecessor();
   release_successor();
-  Item item;
-  if (!find_item(p, blockIdx.x, tid == 0, item)) return;
+  if (!found) {
+    if (tid == 0) report_item(p, blockIdx.x);
+    return;
+  }
   choose_keys<512, 8>(candidates_of(p, item), scratch, tid);
   if (tid < (int)p.k) p.keys[item.at + tid] = scratch.chosen[tid];
 }
@@ -141,5 +160,5 @@ MSA_DEVICE void candidate_keys(const RankKeysArguments& p) {
 }  // namespace msa
 
 extern "C" __global__ __launch_bounds__(512) void exchange_keys_small(const __grid_constant__ msa::RankKeysArguments p) { msa::exchange_keys<512, 2>(p); }
-extern "C" __global__ __launch_bounds__(512) void exchange_keys(const __grid_constant__ msa::RankKeysArguments p) { msa::exchange_keys<512, 8>(p); }
+extern "C" __global__ __launch_bounds__(512) void exchange_keys(const __grid_constant__ msa::RankKeysArguments p) { msa::exchange_keys<512, 4>(p); }
 extern "C" __global__ __launch_bounds__(512) void candidate_keys(const __grid_constant__ msa::RankKeysArguments p) { msa::candidate_keys(p); }

@@ -49,10 +49,10 @@ MSA_DEVICE void gather_queries(const GatherArguments& p) {
   const uint32_t rows = min((uint32_t)max(*p.last_offset, 0), p.rows);
   for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
     // Of several ranks with the same head the first hands it over.
-    if (owner_of(p, p.heads >= p.world ? p.rank * p.own_heads : p.rank / (p.world / p.heads)) == p.rank) hand_over(p, row, p.epochs[row] + 1);
+    if (owner_of(p, p.heads >= p.world ? p.rank * p.own_heads : p.rank / (p.world / p.heads)) == p.rank) hand_over(p, row, load_uncached(p.epochs + row) + 1);
   }
   for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const uint32_t epoch = p.epochs[row] + 1, words = p.heads * p.head_words;
+    const uint32_t epoch = load_uncached(p.epochs + row) + 1, words = p.heads * p.head_words;
     for (uint32_t i = threadIdx.x; i < words; i += THREADS) {
       const uint32_t head = i / p.head_words, from = owner_of(p, head);
       const uint32_t first = p.heads >= p.world ? from * p.own_heads : head;

@@ -232,7 +232,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     next_unit(p.batch, ahead);
     if (!looked_up && ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp);
   };
-  if (!p.batch.own_status) {
+  if (!READS_KEYS_EARLY && !p.batch.own_status) {
     wait_for_predecessor();
     release_successor();
   }
@@ -240,6 +240,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   for (int i = 0; i < S::RING; i++) {
     issue(i, i % S::STAGES, i / S::STAGES, lone ? i / S::STAGES : 0);
     if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES, lone);
+  }
+  if (READS_KEYS_EARLY && !p.batch.own_status) {
+    wait_for_predecessor();
+    release_successor();
   }
   if (lone) ahead_id = __shfl_sync(FULL_WARP, ahead_id, AHEAD);
   if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);

@@ -23,6 +23,14 @@ struct Ranks {
   MSA_DEVICE uint32_t page(uint32_t page) const { return page * world + rank; }
 };
 
+// Of several ranks, whether keys may be read before the kernel in front is done: that one gathers queries or clears status words, and it
+// released this one when all work before it was done.
+#ifdef MSA_RANKS
+constexpr bool READS_KEYS_EARLY = true;
+#else
+constexpr bool READS_KEYS_EARLY = false;
+#endif
+
 #ifdef MSA_RANKS
 // The batch is the first member of the parameter.
 MSA_DEVICE Ranks ranks_of(const Batch& batch) {
