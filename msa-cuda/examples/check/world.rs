@@ -13,7 +13,7 @@ use msa_core::args::Role;
 use msa_core::backend::{Backend, Device, Span, Status, Stream};
 use msa_core::cache::{CacheFormat, IndexCache};
 use msa_core::error::{Result, require};
-use msa_core::geometry::Grouping;
+use msa_core::geometry::{Geometry, Grouping};
 use msa_core::op::{ForcedPriority, IndexScore, NanRule, Op, Select, SelectOrder};
 use msa_core::plan::{Plan, PlanOptions};
 use msa_core::tensor::DType;
@@ -369,12 +369,15 @@ fn random_selection(random: &mut Random, op: &IndexScore) -> Select {
 /// The last rank stays away: every other one must end with a status that names it. 0 or 1 failures.
 fn absent(devices: &[Arc<dyn Device>], world: u32) -> Result<u64> {
     let mut random = Random::new(u64::from(world));
-    let geometry = msa_core::geometry::Geometry::M3;
-    let mut case = Case::index(&mut random, geometry);
-    while case.special != "" || case.lengths.iter().all(|(rows, _)| *rows == 0) {
-        case = Case::index(&mut random, geometry);
-    }
-    let mut group = Group::new(devices, case, world, &mut random)?;
+    let mut group = loop {
+        let case = Case::index(&mut random, Geometry::M3);
+        if !case.special.is_empty() || case.lengths.iter().all(|(rows, _)| *rows == 0) {
+            continue;
+        }
+        if let Ok(group) = Group::new(devices, case, world, &mut random) {
+            break group;
+        }
+    };
     let mut failed = 0;
     let spins = 1 << 12;
     for number in 0..group.members.len() - 1 {
