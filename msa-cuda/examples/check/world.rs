@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use msa_core::args::Role;
 use msa_core::backend::{Backend, Device, Span, Status, Stream};
@@ -379,7 +379,7 @@ fn absent(devices: &[Arc<dyn Device>], world: u32) -> Result<u64> {
         }
     };
     let mut failed = 0;
-    let spins = 1 << 12;
+    let spins = 1 << 20;
     for number in 0..group.members.len() - 1 {
         let plan = group.members[number].rank.plan().clone();
         let plan = IndexerPlan { options: IndexerOptions { spins, ..plan.options }, ..plan };
@@ -387,6 +387,7 @@ fn absent(devices: &[Arc<dyn Device>], world: u32) -> Result<u64> {
         group.members[number].rank = IndexerRank::new(ordinal, &plan, group.memory.addresses())?;
     }
     let (_, present) = group.members.split_last().map_or((None, &[][..]), |(last, rest)| (Some(last), rest));
+    let start = Instant::now();
     for member in present {
         driver::enter_device(member.ordinal)?;
         let placed = &member.placed[0];
@@ -401,6 +402,10 @@ fn absent(devices: &[Arc<dyn Device>], world: u32) -> Result<u64> {
             println!("rank {number} of {world}, the last absent: status {status}, want {want}");
         }
     }
+    // A gather and an exchange wait one after the other.
+    let waits = if present[0].rank.plan().options.queries == QuerySource::Own { 2.0 } else { 1.0 };
+    let poll = start.elapsed().as_secs_f64() * 1e9 / f64::from(spins) / waits;
+    println!("an absent rank is given up after {spins} polls of at most {poll:.0} ns");
     group.free()?;
     Ok(failed)
 }

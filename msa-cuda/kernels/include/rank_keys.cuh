@@ -87,7 +87,6 @@ MSA_DEVICE uint64_t least_maximum(uint64_t best, KeyScratch<THREADS>& s, int tid
 // Leaves the k best keys in s.chosen, descending, then 0; every thread may read them. KEPT keys a thread stay in registers, those of
 // longer rows are made again.
 template <int THREADS, int KEPT>
-// tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void choose_keys(const Candidates& candidates, KeyScratch<THREADS>& s, int tid) {
   constexpr int WARPS = THREADS / 32;
   const int n = candidates.n, k = min((int)candidates.p.k, n);
