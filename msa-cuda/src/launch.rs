@@ -334,6 +334,21 @@ mod tests {
     }
 
     #[test]
+    fn blocks_of_all_ranks_are_those_of_one_device() {
+        for (blocks, world) in (0..70_u64).flat_map(|blocks| (1..=8).map(move |world| (blocks, world))) {
+            let of_rank =
+                |rank: u32| (0..blocks).filter(|block| block % u64::from(world) == u64::from(rank)).count();
+            for rank in 0..world {
+                assert_eq!(
+                    blocks_of_rank(blocks, world, rank),
+                    of_rank(rank) as u64,
+                    "{blocks} {rank} of {world}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn every_warpgroup_of_a_grid_has_a_unit() {
         let kernel = |threads, blocks| Kernel { symbol: "index_score_n1", threads, shared: 0, blocks };
         let blocks = |units| [(256, 2), (512, 1)].map(|(t, b)| index_blocks(units, &kernel(t, b), 132));

@@ -44,6 +44,13 @@ mod tests {
                 for v in variants.iter().filter(|v| v.op != OpKind::Step) {
                     assert!(crate::images::find(&image(v), name).is_some(), "{}", v.name);
                 }
+                for v in variants.iter().filter(|v| v.op == OpKind::IndexScore) {
+                    let image = crate::variants::ranks_image(&image(v));
+                    assert!(crate::images::find(&image, name).is_some(), "{image}");
+                }
+                for image in ["exchange_keys.u64.inbox", "gather_queries.b32.inbox"] {
+                    assert!(crate::images::find(image, name).is_some(), "{image}");
+                }
             }
         }
     }

@@ -28,6 +28,11 @@ pub(crate) fn image_of(variant: &str, arch: Arch) -> String {
     variant.replace(&format!(".{}", arch.name()), "")
 }
 
+/// The image of a variant, of that name, for the pages of one of several ranks: `op.formats.ranks.trick`.
+pub(crate) fn ranks_image(image: &str) -> String {
+    image.rsplit_once('.').map_or_else(String::new, |(name, trick)| format!("{name}.ranks.{trick}"))
+}
+
 const fn variant(
     name: &'static str,
     op: OpKind,

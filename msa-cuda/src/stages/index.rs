@@ -13,6 +13,7 @@ use super::{BatchPlan, Run, image, narrow};
 use crate::arguments::{IndexArguments, ONE, View};
 use crate::context::{Context, Function, Grid};
 use crate::launch;
+use crate::variants::ranks_image;
 
 /// A prepared `index_score`.
 pub(crate) struct IndexStage {
@@ -94,11 +95,6 @@ impl IndexStage {
             ranks: self.ranks,
         })
     }
-}
-
-/// The image of a variant for the pages of one of several ranks: `op.formats.ranks.trick`.
-fn ranks_image(image: &str) -> String {
-    image.rsplit_once('.').map_or_else(String::new, |(name, trick)| format!("{name}.ranks.{trick}"))
 }
 
 /// Key and scale views; their strides were validated, what remains is what this kernel alone asks for.
