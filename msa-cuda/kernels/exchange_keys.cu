@@ -106,35 +106,44 @@ MSA_DEVICE void exchange_keys(const RankKeysArguments& p) {
   static_assert(THREADS >= MAX_WORLD * MAX_TOP_K, "a thread for every key of a list");
   __shared__ KeyScratch<THREADS> scratch;
   __shared__ uint64_t all[THREADS + AT_ONCE];
+  // Of the list that was handed over last: registers are for its keys.
+  __shared__ Item handed;
+  __shared__ uint32_t handed_epoch;
   const int tid = threadIdx.x;
   const uint32_t items = p.batch.requests * p.batch.max_query * p.lists;
   if (tid < AT_ONCE) all[THREADS + tid] = 0;
-  Item item;
-  uint32_t epoch = 0;
-  // Within a run the kernel before this one released it after its own wait, so what describes the batch is there, and the counters.
-  bool found = blockIdx.x < items && find_item(p, blockIdx.x, item);
-  if (found) epoch = load_uncached(p.epochs + item.row * p.lists + item.list) + 1;
-  wait_for_predecessor();
-  if (!p.holds_successor) release_successor();
+  bool found = false;
   for (uint32_t number = blockIdx.x; number < items; number += gridDim.x) {
-    if (number != blockIdx.x) {
-      found = find_item(p, number, item);
-      if (found) epoch = load_uncached(p.epochs + item.row * p.lists + item.list) + 1;
+    // Within a run the kernel before this one released it after its own wait, so what describes the batch is there, and the counters.
+    Item item;
+    found = find_item(p, number, item);
+    const uint32_t epoch = found ? load_uncached(p.epochs + item.row * p.lists + item.list) + 1 : 0;
+    if (number == blockIdx.x) {
+      wait_for_predecessor();
+      if (!p.holds_successor) release_successor();
     }
     if (!found) {
       if (tid == 0) report_item(p, number);
       continue;
     }
+    __syncthreads();  // the list before is read no more
+    if (tid == 0) handed = item, handed_epoch = epoch;
     choose_keys<THREADS, KEPT>(candidates_of(p, item), scratch, tid);
     const int k = (int)p.k;
-    if (tid < (int)p.world * k) store_to_rank(place_of(p, tid / k, p.rank, epoch, item.at + tid % k), scratch.chosen[tid % k] | number_bits(epoch));
+    if (tid < (int)p.world * k) {
+      uint64_t* place = place_of(p, tid / k, p.rank, handed_epoch, handed.at + tid % k);
+      store_to_rank(place, scratch.chosen[tid % k] | number_bits(handed_epoch));
+    }
   }
+  const bool alone = gridDim.x >= items;
   for (uint32_t number = blockIdx.x; number < items; number += gridDim.x) {
-    if (gridDim.x < items) found = find_item(p, number, item);
+    Item item;
+    if (!alone) found = find_item(p, number, item);
     if (!found) continue;
-    const bool listed = item.list >= (int)p.first_list && item.list < (int)p.end_list;
+    if (alone) item = handed;
     uint32_t* counter = p.epochs + item.row * p.lists + item.list;
-    if (gridDim.x < items) epoch = load_uncached(counter) + 1;
+    const uint32_t epoch = alone ? handed_epoch : load_uncached(counter) + 1;
+    const bool listed = item.list >= (int)p.first_list && item.list < (int)p.end_list;
     if (listed) merge_list<THREADS>(p, item, epoch, all, scratch.maxima, tid);
     __syncthreads();  // every thread has read the counter
     if (tid == 0) *counter = epoch;
@@ -153,12 +162,12 @@ MSA_DEVICE void candidate_keys(const RankKeysArguments& p) {
     if (tid == 0) report_item(p, blockIdx.x);
     return;
   }
-  choose_keys<512, 8>(candidates_of(p, item), scratch, tid);
+  choose_keys<512, 4>(candidates_of(p, item), scratch, tid);
   if (tid < (int)p.k) p.keys[item.at + tid] = scratch.chosen[tid];
 }
 
 }  // namespace msa
 
-extern "C" __global__ __launch_bounds__(512) void exchange_keys_small(const __grid_constant__ msa::RankKeysArguments p) { msa::exchange_keys<512, 2>(p); }
-extern "C" __global__ __launch_bounds__(512) void exchange_keys(const __grid_constant__ msa::RankKeysArguments p) { msa::exchange_keys<512, 4>(p); }
-extern "C" __global__ __launch_bounds__(512) void candidate_keys(const __grid_constant__ msa::RankKeysArguments p) { msa::candidate_keys(p); }
+extern "C" __global__ __launch_bounds__(512, 2) void exchange_keys_small(const __grid_constant__ msa::RankKeysArguments p) { msa::exchange_keys<512, 2>(p); }
+extern "C" __global__ __launch_bounds__(512, 2) void exchange_keys(const __grid_constant__ msa::RankKeysArguments p) { msa::exchange_keys<512, 4>(p); }
+extern "C" __global__ __launch_bounds__(512, 2) void candidate_keys(const __grid_constant__ msa::RankKeysArguments p) { msa::candidate_keys(p); }

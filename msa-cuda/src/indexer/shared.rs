@@ -11,7 +11,8 @@ const MOST_RANKS: u32 = PlanOptions::MAX_WORLD;
 /// Sizes and offsets of the memory that a group of ranks shares, the same on every rank.
 ///
 /// One allocation a rank, zero before the first run, and from then on changed by the runs alone. Runs of different row counts share
-/// it, one after the other in the order of a stream, as long as every rank enqueues the same ones.
+/// it, one after the other in the order of a stream, as long as every rank enqueues the same ones. A rank that was only late catches
+/// up; where one left a run out, the ranks count differently from then on, and the memory of all must be zeroed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedLayout {
     /// Ranks, 1 to 8.
