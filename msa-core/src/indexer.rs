@@ -40,8 +40,8 @@ pub struct IndexerOptions {
 }
 
 impl IndexerOptions {
-    /// Some seconds. On ROCm about two: a poll sleeps 512 cycles and takes about as long again (estimated; no such GPU was at
-    /// hand).
+    /// On ROCm about two seconds: a poll sleeps 512 cycles and takes about as long again (estimated; no such GPU was at hand). On an
+    /// H200 0.8 s: 190 ns a poll (driver 580.159).
     pub const SPINS: u32 = 1 << 22;
 
     /// Candidates over mapped memory, queries replicated.
