@@ -89,6 +89,16 @@ impl<'a> Placed<'a> {
         Ok(address)
     }
 
+    /// Bytes of the device.
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.memory.read(address, bytes)
+    }
+
+    /// The same, to be written.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.memory.write(address, bytes)
+    }
+
     /// Other contents of the same shapes.
     pub(crate) fn rewrite(&self, case: &Case) -> Result<()> {
         for input in case.inputs.iter().chain(&case.outputs) {

@@ -17,7 +17,7 @@ use msa_core::geometry::{Geometry, Grouping};
 use msa_core::op::{ForcedPriority, IndexScore, NanRule, Op, Select, SelectOrder};
 use msa_core::plan::{Plan, PlanOptions};
 use msa_core::tensor::DType;
-use msa_cuda::indexer::{IndexerOptions, IndexerPlan, IndexerRank, PeerMemory, QuerySource};
+use msa_cuda::indexer::{IndexerOptions, IndexerPlan, IndexerRank, PeerMemory, QuerySource, Transport};
 
 use crate::cases::{Case, Input, PAGE, Random, elements};
 use crate::device::{self, Outcome, Placed};
@@ -48,7 +48,8 @@ pub(crate) fn run(backend: &dyn Backend, world: Option<u32>, amount: Amount) -> 
         };
         group.count(&mut hits);
         let name = format!("case {number} seed {} world {world}", amount.seed);
-        for what in ["eager", "graph"] {
+        let forms: &[&str] = if group.is_collective() { &["gathered"] } else { &["eager", "graph"] };
+        for what in forms {
             let (differing, lists) = group.compare(&name, what, &mut random)?;
             failed += differing;
             compared += lists;
@@ -113,6 +114,8 @@ impl<'a> Group<'a> {
             op.geometry.index_heads.is_multiple_of(world) || world.is_multiple_of(op.geometry.index_heads);
         let own = whole && random.chance(50);
         let queries = if own { QuerySource::Own } else { QuerySource::Replicated };
+        let collective = !own && random.chance(30);
+        let transport = if collective { Transport::Collective } else { Transport::Candidates };
         let sharded = random.chance(50);
         if random.chance(40) {
             case.repeat_pages(random);
@@ -129,7 +132,7 @@ impl<'a> Group<'a> {
             planner.plan(&Op::Select(select.clone()), &case.bounds, &PlanOptions::default())?;
         let plans = (0..world)
             .map(|rank| {
-                let options = IndexerOptions { queries, ..IndexerOptions::new(world, rank) };
+                let options = IndexerOptions { queries, transport, ..IndexerOptions::new(world, rank) };
                 IndexerPlan::new(planner, &op, &select, &case.bounds, &options)
             })
             .collect::<Result<Vec<_>>>()?;
@@ -138,7 +141,7 @@ impl<'a> Group<'a> {
         let mut members = Vec::new();
         for (plan, &ordinal) in plans.iter().zip(&ordinals) {
             driver::enter_device(ordinal)?;
-            let rank = IndexerRank::new(ordinal, plan, memory.addresses())?;
+            let rank = IndexerRank::new(ordinal, plan, if collective { &[] } else { memory.addresses() })?;
             // Some ranks want the lists of their own heads alone.
             let own = plan.shared.heads_of(plan.options.rank).len() as u64;
             let some = whole && select.grouping == Grouping::PerHead && random.chance(30);
@@ -158,7 +161,10 @@ impl<'a> Group<'a> {
     fn count(&self, hits: &mut BTreeMap<String, u64>) {
         let mut hit = |what: String| *hits.entry(what).or_default() += 1;
         let (plan, s) = (self.members[0].rank.plan(), &self.select);
-        hit(format!("world {} queries {:?}", plan.options.world, plan.options.queries));
+        hit(format!(
+            "world {} {:?} queries {:?}",
+            plan.options.world, plan.options.transport, plan.options.queries
+        ));
         hit(format!("variant {}", plan.score.variant));
         hit(format!("selection {:?} {:?}", s.grouping, s.order));
         hit(format!("k {} forced {}", s.geometry.top_k, s.init_blocks + s.local_blocks));
@@ -190,12 +196,14 @@ impl<'a> Group<'a> {
                 driver::enter_device(member.ordinal)?;
                 match graphs.get(at) {
                     Some(graph) => graph.launch(member.stream)?,
+                    None if self.is_collective() => {}
                     None => member.enqueue()?,
                 }
             }
+            let statuses = if self.is_collective() { self.gather()? } else { Vec::new() };
             let wants = cases.iter().map(|case| self.single_device(case)).collect::<Result<Vec<_>>>()?;
             for (number, member) in self.members.iter().enumerate() {
-                let status = member.status()?;
+                let status = statuses.get(number).map_or_else(|| member.status(), |status| Ok(*status))?;
                 for (run, ((case, want), placed)) in cases.iter().zip(&wants).zip(&member.placed).enumerate()
                 {
                     let own = self.of_member(case, member);
@@ -218,6 +226,43 @@ impl<'a> Group<'a> {
         }
         graphs.into_iter().try_for_each(Graph::free)?;
         Ok((failed, compared))
+    }
+
+    fn is_collective(&self) -> bool {
+        self.members[0].rank.plan().options.transport == Transport::Collective
+    }
+
+    /// Every run in two halves, with what a collective library does between them; the statuses of the last run's first halves.
+    fn gather(&self) -> Result<Vec<Status>> {
+        let mut statuses = Vec::new();
+        for run in 0..RUNS {
+            for member in &self.members {
+                driver::enter_device(member.ordinal)?;
+                // SAFETY: what was placed lives until the group is freed.
+                unsafe {
+                    member.rank.enqueue_keys(member.stream, &member.placed[run].args, member.workspace())
+                }?;
+            }
+            statuses = self.members.iter().map(Member::status).collect::<Result<_>>()?;
+            for (number, from) in self.members.iter().enumerate() {
+                let layout = from.rank.plan().collective();
+                let mut keys = vec![0; layout.bytes as usize];
+                from.placed[0].read(from.workspace().address + layout.send, &mut keys)?;
+                for to in &self.members {
+                    let place = to.rank.plan().collective().receive + number as u64 * layout.bytes;
+                    to.placed[0].write(to.workspace().address + place, &keys)?;
+                }
+            }
+            for member in &self.members {
+                driver::enter_device(member.ordinal)?;
+                // SAFETY: as above; the keys are there.
+                unsafe {
+                    member.rank.enqueue_merge(member.stream, &member.placed[run].args, member.workspace())
+                }?;
+            }
+            self.members.iter().try_for_each(|member| member.status().map(drop))?;
+        }
+        Ok(statuses)
     }
 
     fn of_member(&self, case: &Case, member: &Member<'_>) -> Case {
@@ -374,8 +419,10 @@ fn absent(devices: &[Arc<dyn Device>], world: u32) -> Result<u64> {
         if !case.special.is_empty() || case.lengths.iter().all(|(rows, _)| *rows == 0) {
             continue;
         }
-        if let Ok(group) = Group::new(devices, case, world, &mut random) {
-            break group;
+        match Group::new(devices, case, world, &mut random) {
+            Ok(group) if !group.is_collective() => break group,
+            Ok(group) => group.free()?,
+            Err(_) => {}
         }
     };
     let mut failed = 0;
