@@ -1,9 +1,11 @@
 // select: the k best blocks of one (row, list), exactly; one block of threads a list.
 //
-// Lists of the usual kind are selected as warp_select.cuh says, if they are few; all others as follows. Every candidate has a unique 64-bit key (msa_core::candidate), so the order is total and ties cost nothing. GROUPS maxima
+// Lists of the usual kind are selected as warp_select.cuh says, if they are few, or as select_long.cuh says, if rows are long; all
+// others as follows. Every candidate has a unique 64-bit key (msa_core::candidate), so the order is total and ties cost nothing. GROUPS maxima
 // over interleaved ids bound the k-th best key from below; the few candidates at or above the bound are ranked by counting.
 // Should they not fit (scores arranged against the interleaving), the bound is raised by bisection over key space.
 #include "include/batch.cuh"
+#include "include/select_long.cuh"
 #include "include/warp_select.cuh"
 
 namespace msa {
@@ -264,6 +266,9 @@ MSA_DEVICE void select_by_team(const SelectArguments& p) {
 }  // namespace msa
 
 extern "C" __global__ __launch_bounds__(128) void select_by_four(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team(p); }
+extern "C" __global__ __launch_bounds__(256) void select_by_eight(const __grid_constant__ msa::SelectArguments p) { msa::select_long<8, 16>(p); }
+extern "C" __global__ __launch_bounds__(512) void select_by_sixteen(const __grid_constant__ msa::SelectArguments p) { msa::select_long<16, 32>(p); }
+extern "C" __global__ __launch_bounds__(128) void select_by_cluster(const __grid_constant__ msa::SelectArguments p) { msa::select_in_cluster<4, 32>(p); }
 extern "C" __global__ __launch_bounds__(256) void select_small(const __grid_constant__ msa::SelectArguments p) { msa::select_row<256, 4>(p); }
 extern "C" __global__ __launch_bounds__(512) void select_medium(const __grid_constant__ msa::SelectArguments p) { msa::select_row<512, 8>(p); }
 extern "C" __global__ __launch_bounds__(1024) void select_large(const __grid_constant__ msa::SelectArguments p) { msa::select_row<1024, 8>(p); }

@@ -84,7 +84,7 @@ pub(crate) struct SelectArguments {
     pub(crate) init_first: u32,
     pub(crate) nan_highest: u32,
     pub(crate) score_order: u32,
-    pub(crate) pad: u32,
+    pub(crate) ranks: u32,
 }
 
 /// Arguments of `sparse_decode` and `combine_parts`.

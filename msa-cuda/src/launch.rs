@@ -77,25 +77,50 @@ pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
 /// faster, 2% and 1% slower.
 const MOST_TEAMS: [u64; 2] = [512, 32];
 
+/// Whether lists are of the usual kind: what `warp_select.cuh` and `block_select.cuh` are written for.
+pub(crate) fn is_plain(op: &Select) -> bool {
+    let (slots, forced) =
+        (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
+    op.grouping == Grouping::PerHead
+        && op.order == SelectOrder::Ascending
+        && op.nan_rule == NanRule::Lowest
+        && slots <= 32
+        && forced <= slots
+}
+
 /// Whether teams of warps select `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows: what
 /// `warp_select.cuh` is written for.
 fn selects_by_team(op: &Select, blocks: u64, lists: u64, rows: u32) -> bool {
-    let plain = op.grouping == Grouping::PerHead
-        && op.order == SelectOrder::Ascending
-        && op.nan_rule == NanRule::Lowest;
-    let (slots, forced) =
-        (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
-    plain && blocks <= 1024 && lists <= MOST_TEAMS[usize::from(rows > 1)] && slots <= 32 && forced <= slots
+    is_plain(op) && blocks <= 1024 && lists <= MOST_TEAMS[usize::from(rows > 1)]
 }
 
-/// The selection kernel for `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows. Where a team of
-/// four warps does not do, the first keeps 1,024 keys in registers, the second 4,096.
+/// The selection kernel for `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows. Lists of the usual kind
+/// are held in the registers of four, eight or sixteen warps or of the blocks of a cluster; of others the first keeps 1,024 keys in
+/// registers, the second 4,096.
 pub(crate) fn select_symbol(op: &Select, blocks: u64, lists: u64, rows: u32) -> &'static str {
     match blocks {
         _ if selects_by_team(op, blocks, lists, rows) => "select_by_four",
         0..=1024 => "select_small",
+        1025..=4096 if is_plain(op) => "select_by_eight",
+        4097..=16_384 if is_plain(op) => "select_by_sixteen",
+        _ if is_plain(op) => SELECT_BY_CLUSTER,
         1025..=4096 => "select_medium",
         _ => "select_large",
+    }
+}
+
+/// The kernel whose blocks share a list, and the scores that each of them holds (`select_in_cluster` of select_long.cuh).
+const SELECT_BY_CLUSTER: &str = "select_by_cluster";
+const CLUSTER_SCORES: u64 = 4096;
+
+/// Blocks of threads that share a list of at most `blocks` blocks. A row of more than 65,536, which no cluster holds, is refused on the
+/// device as by every other kernel.
+pub(crate) fn select_ranks(symbol: &str, blocks: u64) -> u32 {
+    match symbol {
+        SELECT_BY_CLUSTER => {
+            blocks.div_ceil(CLUSTER_SCORES).next_power_of_two().min(MAX_CLUSTER.into()) as u32
+        }
+        _ => 1,
     }
 }
 
@@ -331,14 +356,16 @@ mod tests {
     }
 
     #[test]
-    fn teams_of_warps_select_few_lists_of_the_usual_kind() {
+    fn lists_of_the_usual_kind_are_held_in_registers() {
         let plain = Select::default();
-        let symbols = [0, 1024, 1025, 4096, 4097].map(|blocks| select_symbol(&plain, blocks, 512, 1));
-        let (four, medium) = ("select_by_four", "select_medium");
-        assert_eq!(symbols, [four, four, medium, medium, "select_large"]);
+        let (four, small) = ("select_by_four", "select_small");
+        let sizes = [0, 1024, 1025, 4096, 4097, 16_384, 16_385, 65_536];
+        let (eight, sixteen, cluster) = ("select_by_eight", "select_by_sixteen", "select_by_cluster");
+        let want = [four, four, eight, eight, sixteen, sixteen, cluster, cluster];
+        assert_eq!(sizes.map(|blocks| select_symbol(&plain, blocks, 512, 1)), want);
         let most = [(512, 1), (513, 1), (32, 8), (33, 2)];
         let symbols = most.map(|(lists, rows)| select_symbol(&plain, 1024, lists, rows));
-        assert_eq!(symbols, [four, "select_small", four, "select_small"]);
+        assert_eq!(symbols, [four, small, four, small]);
         type Change = fn(&mut Select);
         let others: [Change; 5] = [
             |op| op.order = SelectOrder::ScoreThenOwn,
@@ -347,11 +374,20 @@ mod tests {
             |op| op.init_blocks = 16,
             |op| op.geometry.top_k = 33,
         ];
+        let (medium, large) = ("select_medium", "select_large");
         for change in others {
             let mut op = plain.clone();
             change(&mut op);
-            assert_eq!(select_symbol(&op, 1024, 4, 1), "select_small", "{op:?}");
+            let symbols = sizes.map(|blocks| select_symbol(&op, blocks, 4, 1));
+            assert_eq!(symbols, [small, small, medium, medium, large, large, large, large], "{op:?}");
         }
+    }
+
+    #[test]
+    fn blocks_of_a_cluster_hold_a_list_together() {
+        let ranks = [1, 4096, 16_385, 32_768, 65_536, 1 << 24].map(|n| select_ranks("select_by_cluster", n));
+        assert_eq!(ranks, [1, 1, 8, 8, 16, 16]);
+        assert_eq!(select_ranks("select_large", 65_536), 1);
     }
 
     #[test]

@@ -25,11 +25,12 @@ impl SelectStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
         let lengths = plan.lengths()?;
         let blocks = op.geometry.blocks(lengths.max_kv_len().into());
-        let grid = launch::row_grid(&lengths, op.lists(), 1)?;
-        let symbol = launch::select_symbol(op, blocks, grid.x.into(), lengths.max_query_len());
+        let lists = launch::row_grid(&lengths, op.lists(), 1)?;
+        let symbol = launch::select_symbol(op, blocks, lists.x.into(), lengths.max_query_len());
+        let ranks = launch::select_ranks(symbol, blocks);
         Ok(Self {
             function: context.function(&image(plan), symbol)?,
-            grid,
+            grid: launch::row_grid(&lengths, op.lists(), ranks)?,
             batch: BatchPlan::new(context, &lengths)?,
             op: op.clone(),
         })
@@ -70,7 +71,7 @@ impl SelectStage {
             // The maximum over heads ignores NaN, so a reduced list has no NaN to rank.
             nan_highest: (op.nan_rule == NanRule::Highest && op.grouping == Grouping::PerHead).into(),
             score_order: (op.order == SelectOrder::ScoreThenOwn).into(),
-            pad: 0,
+            ranks: self.grid.cluster,
         })
     }
 }
