@@ -71,13 +71,20 @@ struct BlockSelect {
     return score_of(__reduce_min_sync(FULL_WARP, above[0] + above[1] < need ? most : ~0u));
   }
 
-  // Enters the candidates at or above the bound; how many there are, or more than BEST.
-  MSA_DEVICE int collect(const float (&v)[EACH], float bound, const Candidate& from) const {
+  // Which of this lane's candidates are at or above the bound, a bit each.
+  MSA_DEVICE static uint32_t at_or_above(const float (&v)[EACH], float bound) {
     uint32_t mine = 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) mine |= (v[i] >= bound ? 1u : 0u) << i;
-    if (__all_sync(FULL_WARP, mine)) {  // ties
-      if (lane == 0) atomicAdd(&scratch.survivors, BEST + 1);
+    return mine;
+  }
+
+  // Enters those candidates of all lanes; how many there are, or more than BEST.
+  MSA_DEVICE int collect(uint32_t mine, const Candidate& from) const {
+    // Where every lane has some, of ties most often, one lane says how many, if they are too many.
+    const uint32_t all = __all_sync(FULL_WARP, mine) ? __reduce_add_sync(FULL_WARP, (uint32_t)__popc(mine)) : 0;
+    if (all > BEST) {
+      if (lane == 0) atomicAdd(&scratch.survivors, (int)all);
     } else if (mine) {
       int at = atomicAdd(&scratch.survivors, __popc(mine));
 #pragma unroll 1
@@ -131,13 +138,13 @@ struct BlockSelect {
     return {(int)__reduce_add_sync(FULL_WARP, (uint32_t)(lane < w ? count : 0)), (int)__reduce_add_sync(FULL_WARP, (uint32_t)count)};
   }
 
-  // Counts what is above the bound and what ties with it.
-  MSA_DEVICE void count(const float (&v)[EACH], float bound) const {
-    uint32_t both = 0;  // ties << 16
+  // Counts what is above the bound, and what ties with it: the others of `mine`, which are at or above it.
+  MSA_DEVICE void count(const float (&v)[EACH], float bound, uint32_t mine) const {
+    uint32_t both = (uint32_t)__popc(mine) << 16;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) both += (v[i] > bound ? 1u : 0u) + (v[i] == bound ? 1u << 16 : 0u);
+    for (int i = 0; i < EACH; i++)
+      if (v[i] > bound) both -= 0xffff;  // one more above, one fewer that ties
     both = __reduce_add_sync(FULL_WARP, both);
-    __syncthreads();
     if (lane == 0) {
       scratch.above[w] = both & 0xffff;
       scratch.tied[w] = both >> 16;
@@ -147,8 +154,7 @@ struct BlockSelect {
 
   // Everything above `bound`, which is the k-th best score, and its first ties.
   template <typename Emit>
-  MSA_DEVICE void known(const float (&v)[EACH], float bound, int need, Emit&& emit) const {
-    const Sums above = warp_sums(scratch.above), ties = warp_sums(scratch.tied);
+  MSA_DEVICE void known(const float (&v)[EACH], float bound, int need, Sums above, Sums ties, Emit&& emit) const {
     const int taken = min(need - above.all, ties.before);
     int left = need - above.all - taken, over = scratch.above[w], at = above.before + taken;
     const uint32_t lanes_before = (1u << lane) - 1;
@@ -171,23 +177,27 @@ struct BlockSelect {
   template <typename Emit>
   MSA_DEVICE void select(const float (&v)[EACH], int need, const Candidate& from, Emit&& emit) const {
     float bound = bound_of(v, need);
+    uint32_t mine = at_or_above(v, bound);
 #pragma unroll 1
-    while (collect(v, bound, from) > BEST) {
+    while (collect(mine, from) > BEST) {
       // ---- bisection: at least `need` scores are at or above `low`, fewer at or above `high`
-      uint32_t low = order_of(bound), high = order_of(INFINITY) + 1, middle = low;
+      uint32_t low = order_of(bound), high = order_of(INFINITY) + 1;
 #pragma unroll 1
       while (true) {
-        bound = score_of(middle);
-        count(v, bound);
-        const int above = warp_sums(scratch.above).all, all = above + warp_sums(scratch.tied).all;
-        if (all >= need && above <= need) {
-          known(v, bound, need, emit);
+        count(v, bound, mine);
+        const Sums above = warp_sums(scratch.above), ties = warp_sums(scratch.tied);
+        const int all = above.all + ties.all;
+        if (all >= need && above.all <= need) {
+          known(v, bound, need, above, ties, emit);
           return;
         }
+        __syncthreads();  // before the next counts
         if (all >= need && all <= BEST) break;
-        if (all >= need) low = middle;
-        else high = middle;
-        middle = low + (high - low) / 2;
+        const uint32_t order = order_of(bound);
+        if (all >= need) low = order;
+        else high = order;
+        bound = score_of(low + (high - low) / 2);
+        mine = at_or_above(v, bound);
       }
       begin();
       __syncthreads();
