@@ -268,7 +268,7 @@ MSA_DEVICE void select_by_team(const SelectArguments& p) {
 extern "C" __global__ __launch_bounds__(128) void select_by_four(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team(p); }
 extern "C" __global__ __launch_bounds__(256) void select_by_eight(const __grid_constant__ msa::SelectArguments p) { msa::select_long<8, 16>(p); }
 extern "C" __global__ __launch_bounds__(512) void select_by_sixteen(const __grid_constant__ msa::SelectArguments p) { msa::select_long<16, 32>(p); }
-extern "C" __global__ __launch_bounds__(128) void select_by_cluster(const __grid_constant__ msa::SelectArguments p) { msa::select_in_cluster<4, 32>(p); }
+extern "C" __global__ __launch_bounds__(128, 5) void select_by_cluster(const __grid_constant__ msa::SelectArguments p) { msa::select_in_cluster<4, 32>(p); }
 extern "C" __global__ __launch_bounds__(256) void select_small(const __grid_constant__ msa::SelectArguments p) { msa::select_row<256, 4>(p); }
 extern "C" __global__ __launch_bounds__(512) void select_medium(const __grid_constant__ msa::SelectArguments p) { msa::select_row<512, 8>(p); }
 extern "C" __global__ __launch_bounds__(1024) void select_large(const __grid_constant__ msa::SelectArguments p) { msa::select_row<1024, 8>(p); }

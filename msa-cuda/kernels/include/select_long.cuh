@@ -149,16 +149,19 @@ MSA_DEVICE void select_in_cluster(const SelectArguments& p) {
   if (rank == 0 && part.w == WARPS - 1) want.write_known(out, part.lane);
   if (want.all()) return;
   keep_candidates(row.v, base + part.candidate(0) - part.lane, want, part.lane);
-  const uint32_t slots = map_shared_rank(shared_address(gathered.slots + rank * want.need), 0), there = map_shared_rank(barrier, 0);
+  // Enters a candidate of this block at the first one.
+  auto send = [&](int place, int id, float score) {
+    const uint32_t slot = map_shared_rank(shared_address(gathered.slots + rank * want.need + place), 0);
+    store_async_64(slot, score, __int_as_float(id), map_shared_rank(barrier, 0));
+  };
   const int candidates = min(want.tail, base + Part::CANDIDATES) - max(want.init, base);
-  if (sends && part.w == WARPS - 1 && part.lane >= candidates && part.lane < want.need)
-    store_async_64(slots + part.lane * sizeof(float2), NAN, 0.f, there);
+  if (sends && part.w == WARPS - 1 && part.lane >= candidates && part.lane < want.need) send(part.lane, -1, NAN);
   Candidate from{row.scores + base, 1};
   // Twice by the same code, which is fetched once.
 #pragma unroll 1
   for (bool gathers = false;; gathers = true) {
     part.select(row.v, want.need, from, [&](int place, int id, float x) {
-      if (sends) store_async_64(slots + place * sizeof(float2), x, __int_as_float(base + id), there);
+      if (sends) send(place, base + id, x);
       else out[want.init + place] = gathers ? __float_as_int(gathered.slots[id].y) : id;
     });
     if (!sends || rank > 0) return;
