@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use msa_core::error::{Error, Result};
 
-use crate::driver::{Probe, check};
+use crate::driver::{LaunchKernel, Probe, check, launch_function};
 use crate::images::{self, Kernel};
 
 /// The context of a device: the primary one, retained, or the engine's, borrowed.
@@ -27,6 +27,7 @@ struct Module(sys::CUmodule);
 #[derive(Clone, Copy)]
 pub(crate) struct Function {
     handle: sys::CUfunction,
+    launch: LaunchKernel,
     /// Its limits.
     pub(crate) kernel: Kernel,
 }
@@ -99,7 +100,7 @@ impl Context {
         // SAFETY: the module is loaded; the name ends in NUL.
         check(unsafe { sys::cuModuleGetFunction(&mut handle, module.0, symbol.as_ptr()) })?;
         self.allow(handle, &kernel)?;
-        Ok(Function { handle, kernel })
+        Ok(Function { handle, launch: launch_function()?, kernel })
     }
 
     /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once. All kernels ask for the largest share
@@ -223,9 +224,7 @@ impl Function {
         };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's promise; the driver copies the parameter before it returns.
-        check(unsafe {
-            sys::cuLaunchKernelEx(&config, self.handle, parameters.as_mut_ptr(), std::ptr::null_mut())
-        })
+        check(unsafe { (self.launch)(&config, self.handle, parameters.as_mut_ptr(), std::ptr::null_mut()) })
     }
 }
 
