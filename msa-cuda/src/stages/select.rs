@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use msa_core::args::Role;
-use msa_core::error::Result;
+use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
 use msa_core::op::{ForcedPriority, NanRule, Select, SelectOrder};
 use msa_core::plan::Plan;
@@ -24,9 +24,11 @@ pub(crate) struct SelectStage {
 impl SelectStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
         let lengths = plan.lengths()?;
-        let blocks = op.geometry.blocks(lengths.max_kv_len().into());
         let grid = launch::row_grid(&lengths, op.lists(), 1)?;
-        let symbol = launch::select_symbol(op, blocks, grid.x.into(), lengths.max_query_len());
+        let taken = plan.select_kernel;
+        let symbol = launch::select_symbol(taken);
+        let symbol = symbol
+            .ok_or_else(|| Error::Plan(format!("select_kernel: want one of a CUDA device, got {taken}")))?;
         Ok(Self {
             function: context.function(&image(plan), symbol)?,
             grid,
