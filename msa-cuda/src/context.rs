@@ -110,7 +110,7 @@ impl Context {
         use sys::CUfunction_attribute as Attribute;
         let shared = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
-        check(unsafe { sys::cuFuncSetAttribute(function, shared, kernel.shared as i32) })?;
+        check(unsafe { sys::cuFuncSetAttribute(function, shared, kernel.shared.max(HALF_OF_AN_SM) as i32) })?;
         let cluster = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: the function is loaded.
         check(unsafe { sys::cuFuncSetAttribute(function, cluster, 1) })?;
@@ -164,6 +164,10 @@ impl Drop for Context {
     }
 }
 
+/// Bytes of shared memory of which no two blocks of threads find room: half of the 228 KiB of an SM, from Hopper on (CUDA C++
+/// Programming Guide, technical specifications), of which each block has 1 KiB more.
+const HALF_OF_AN_SM: u32 = 114 * 1024;
+
 /// Pops the context.
 pub(crate) struct Current;
 
@@ -196,6 +200,11 @@ pub(crate) struct Queue {
 }
 
 impl Function {
+    /// From now on a block of it shares an SM with none of its own.
+    pub(crate) fn keeps_an_sm(&mut self) {
+        self.kernel.shared = self.kernel.shared.max(HALF_OF_AN_SM);
+    }
+
     /// Launches on a stream. `arguments` is the kernel's one parameter.
     ///
     /// # Safety

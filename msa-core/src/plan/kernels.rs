@@ -69,15 +69,24 @@ pub enum SelectKernel {
     Medium = 3,
     /// As many threads as a block has, and keys read again where registers end.
     Large = 4,
+    /// A warp, the same for what a team takes: the least work for a list, where many lists fill the machine.
+    Warp = 5,
 }
-names!(SelectKernel { None = "none", Team = "team", Small = "small", Medium = "medium", Large = "large" });
+names!(SelectKernel {
+    None = "none",
+    Team = "team",
+    Small = "small",
+    Medium = "medium",
+    Large = "large",
+    Warp = "warp",
+});
 
 impl SelectKernel {
     /// Most blocks of a row.
     pub const fn most_blocks(self) -> u64 {
         match self {
             Self::None => 0,
-            Self::Team | Self::Small => 1024,
+            Self::Team | Self::Warp | Self::Small => 1024,
             Self::Medium => 4096,
             Self::Large => super::select::MAX_BLOCKS,
         }
@@ -85,8 +94,8 @@ impl SelectKernel {
 
     /// True if it can rank rows of at most `blocks` blocks as `op` says.
     pub fn takes(self, op: &Select, blocks: u64) -> bool {
-        let team = self != Self::Team || suits_team(op);
-        self != Self::None && team && blocks <= self.most_blocks()
+        let suits = !matches!(self, Self::Team | Self::Warp) || suits_warps(op);
+        self != Self::None && suits && blocks <= self.most_blocks()
     }
 }
 
@@ -125,13 +134,13 @@ const fn shared_blocks(keys: CacheFormat) -> u64 {
     }
 }
 
-/// Most lists that teams of warps select, of requests of one row and of more. Measured on an H200 (driver 580.159) behind fp8
-/// scoring at 128K tokens, against a block of 256 threads a list: up to 512 lists of one row faster; four rows of 1, 8, 32 requests 9%
-/// faster, 2% and 1% slower.
-const MOST_TEAMS: [u64; 2] = [512, 32];
+/// Most lists that a team of warps selects each; of more, each has one warp. Measured on an H200 (driver 580.159) as what selection
+/// adds to scoring at 128K tokens, team and warp: 32 lists 2.3 and 2.6 us (fp8), 128 lists 2.9 and 2.9 (of one row) and 4.8 and 4.2
+/// (of four rows), 512 lists of one row 5.2 and 4.5, 1,024 lists 7.9 and 5.8, 4,096 lists 20.2 and 13.4.
+const MOST_TEAMS: u64 = 64;
 
-/// Slots of a list of a team (`warp_select.cuh`: a slot a lane).
-const TEAM_SLOTS: u64 = 32;
+/// Slots of a list that warps select (`warp_select.cuh`: a slot a lane).
+const WARP_SLOTS: u64 = 32;
 
 /// Rows from which on a warp takes eight heads at once: more than are searched for their slots. Measured on an H200 (driver
 /// 580.159), few and many, in fp8: 1,024 rows 17 and 32 us, 4,096 rows 48 and 44, 32,768 rows 308 and 270.
@@ -172,26 +181,25 @@ fn index(op: &IndexScore, given: &Given) -> IndexKernel {
     }
 }
 
-/// Where a team does not do, the smallest block that keeps the keys in registers.
+/// Where warps do not do, the smallest block that keeps the keys in registers.
 fn select(op: &Select, given: &Given) -> SelectKernel {
     let rows = given.lengths.max_query_len();
     let requests = given.lengths.requests().len() as u64;
     let lists = requests.saturating_mul(rows.into()).saturating_mul(op.lists().into());
     let blocks = given.blocks(&op.geometry);
-    let small = [SelectKernel::Small, SelectKernel::Medium];
-    let team = lists <= MOST_TEAMS[usize::from(rows > 1)];
-    let mut candidates = team.then_some(SelectKernel::Team).into_iter().chain(small);
+    let warps = if lists <= MOST_TEAMS { SelectKernel::Team } else { SelectKernel::Warp };
+    let mut candidates = [warps, SelectKernel::Small, SelectKernel::Medium].into_iter();
     candidates.find(|kernel| kernel.takes(op, blocks)).unwrap_or(SelectKernel::Large)
 }
 
 /// What `warp_select.cuh` is written for, the number of blocks apart.
-fn suits_team(op: &Select) -> bool {
+fn suits_warps(op: &Select) -> bool {
     let (slots, forced) =
         (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
     op.grouping == Grouping::PerHead
         && op.order == SelectOrder::Ascending
         && op.nan_rule == NanRule::Lowest
-        && slots <= TEAM_SLOTS
+        && slots <= WARP_SLOTS
         && forced <= slots
 }
 
@@ -229,16 +237,16 @@ mod tests {
     }
 
     #[test]
-    fn teams_select_few_lists_of_short_plain_rows() {
+    fn warps_select_short_plain_rows_few_in_teams() {
         let of = |op: &Select, requests, rows, blocks: u32| {
             let lengths = Lengths::upto(requests, rows, blocks * 128).unwrap();
             chosen(&Op::Select(op.clone()), &lengths, Arch::Sm100a).select_kernel
         };
         let plain = Select::default();
-        assert_eq!(of(&plain, 128, 1, 1024), SelectKernel::Team);
-        assert_eq!(of(&plain, 129, 1, 1024), SelectKernel::Small);
-        assert_eq!(of(&plain, 4, 2, 1024), SelectKernel::Team);
-        assert_eq!(of(&plain, 5, 2, 1024), SelectKernel::Small);
+        assert_eq!(of(&plain, 16, 1, 1024), SelectKernel::Team);
+        assert_eq!(of(&plain, 17, 1, 1024), SelectKernel::Warp);
+        assert_eq!(of(&plain, 8, 2, 1024), SelectKernel::Team);
+        assert_eq!(of(&plain, 9, 2, 1024), SelectKernel::Warp);
         assert_eq!(of(&plain, 1, 1, 1025), SelectKernel::Medium);
         assert_eq!(of(&plain, 1, 1, 4097), SelectKernel::Large);
         for other in [

@@ -41,8 +41,11 @@ impl IndexStage {
         let symbol = launch::index_symbol(taken);
         let symbol = symbol
             .ok_or_else(|| Error::Plan(format!("index_kernel: want one of a CUDA device, got {taken}")))?;
-        let function = context.function(&image(plan), symbol)?;
+        let mut function = context.function(&image(plan), symbol)?;
         let grid = launch::index_grid(plan, &lengths, &function.kernel);
+        if launch::has_an_sm_each(grid, plan.traits.units) {
+            function.keeps_an_sm();
+        }
         if grid.y > launch::MAX_GRID_Y {
             let want =
                 format!("at most {} rows a request", launch::MAX_GRID_Y * taken.pairs() / heads.max(1));

@@ -17,6 +17,7 @@ use crate::launch;
 pub(crate) struct SelectStage {
     function: Function,
     grid: Grid,
+    all_lists: u32,
     batch: BatchPlan,
     op: Select,
 }
@@ -24,14 +25,15 @@ pub(crate) struct SelectStage {
 impl SelectStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
         let lengths = plan.lengths()?;
-        let grid = launch::row_grid(&lengths, op.lists(), 1)?;
+        let all_lists = launch::row_grid(&lengths, op.lists(), 1)?.x;
         let taken = plan.select_kernel;
         let symbol = launch::select_symbol(taken);
         let symbol = symbol
             .ok_or_else(|| Error::Plan(format!("select_kernel: want one of a CUDA device, got {taken}")))?;
         Ok(Self {
             function: context.function(&image(plan), symbol)?,
-            grid,
+            grid: launch::select_grid(taken, all_lists),
+            all_lists,
             batch: BatchPlan::new(context, &lengths)?,
             op: op.clone(),
         })
@@ -72,7 +74,7 @@ impl SelectStage {
             // The maximum over heads ignores NaN, so a reduced list has no NaN to rank.
             nan_highest: (op.nan_rule == NanRule::Highest && op.grouping == Grouping::PerHead).into(),
             score_order: (op.order == SelectOrder::ScoreThenOwn).into(),
-            pad: 0,
+            all_lists: self.all_lists,
         })
     }
 }
