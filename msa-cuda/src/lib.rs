@@ -16,6 +16,7 @@ mod launch;
 mod memory;
 pub mod plugin;
 mod prepared;
+mod ranges;
 mod stages;
 mod variants;
 
