@@ -1,6 +1,5 @@
 //! The plan decides which kernels run, and the launch obeys.
 
-use msa_core::backend::Device;
 use msa_core::plan::{AppendPlan, DecodeBlocks, IndexKernel, Plan, SelectKernel};
 use msa_tests::trial::Trial;
 
