@@ -18,7 +18,7 @@ thread_local! {
 pub(crate) struct Counting;
 
 impl Counting {
-    fn during(work: impl FnOnce()) -> u64 {
+    pub(crate) fn during(work: impl FnOnce()) -> u64 {
         let before = ALLOCATIONS.get();
         work();
         ALLOCATIONS.get() - before
@@ -47,7 +47,7 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Every op: rows whose slots are searched and rows that have a table, parts that a cluster combines and more of them, and a
 /// checked run.
-const LINES: [&str; 10] = [
+pub(crate) const LINES: [&str; 10] = [
     APPEND,
     "append(hq=4,hkv=1,hi=1,kv=nvfp4,ik=nvfp4,len=[1100x1100])",
     INDEX,
