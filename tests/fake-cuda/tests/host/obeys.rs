@@ -33,7 +33,7 @@ fn kernels_are_those_that_the_plan_names() {
             (SELECT, "select_by_four"),
             ("select(len=[1x140000])", "select_medium"),
             ("select(len=[1x600000])", "select_large"),
-            ("select(len=[40x3000])", "select_small"),
+            ("select(len=[40x3000])", "select_by_warp"),
             (DECODE, "sparse_decode_few"),
             (APPEND, "append_once"),
         ] {
