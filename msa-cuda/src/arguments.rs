@@ -84,7 +84,11 @@ pub(crate) struct SelectArguments {
     pub(crate) init_first: u32,
     pub(crate) nan_highest: u32,
     pub(crate) score_order: u32,
+    /// Lists that the bounds of the plan allow.
+    pub(crate) all_lists: u32,
+    /// Blocks of threads that share a list.
     pub(crate) ranks: u32,
+    pub(crate) pad: u32,
 }
 
 /// Arguments of `sparse_decode` and `combine_parts`.
@@ -299,7 +303,7 @@ const _: () = {
     assert!(size_of::<View>() == 32);
     assert!(size_of::<Batch>() == 88);
     assert!(size_of::<IndexArguments>() == 240);
-    assert!(size_of::<SelectArguments>() == 176);
+    assert!(size_of::<SelectArguments>() == 184);
     assert!(size_of::<DecodeArguments>() == 416);
     assert!(size_of::<StatusArguments>() == 16);
     assert!(size_of::<MergeArguments>() == 160);

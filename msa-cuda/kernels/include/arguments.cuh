@@ -56,8 +56,8 @@ struct SelectArguments {
   uint64_t indices_row, indices_list;
   uint32_t blocks, heads, lists, k;
   uint32_t init_blocks, local_blocks, init_first, nan_highest;
-  uint32_t score_order;
-  uint32_t ranks;  // blocks of threads that share a list
+  uint32_t score_order, all_lists;  // lists that the plan's bounds allow
+  uint32_t ranks, pad;  // blocks of threads that share a list
 };
 
 struct DecodeArguments {
@@ -188,7 +188,7 @@ static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
 static_assert(sizeof(ValidateArguments) == 296, "as in arguments.rs");
 static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 976 && sizeof(Winner) == 16,
               "as in arguments.rs");
-static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
+static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 184 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
 static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
 
 }  // namespace msa
