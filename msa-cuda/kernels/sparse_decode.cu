@@ -9,6 +9,7 @@
 // shared memory by the blocks of a cluster, each for its share of the heads, or, with more parts than a cluster can hold,
 // through the workspace.
 #include "include/decode_finish.cuh"
+#include "include/decode_select.cuh"
 #include "include/decode_shape.cuh"
 #include "include/decode_slots.cuh"
 
@@ -98,6 +99,9 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const bool idle = i_row >= request.rows;
   int row = idle ? guess : request.first_row + i_row;
   if (row != guess) low = words(row, r), high = words(row, r + 8);
+  // Behind scoring the row selects its list itself. What it sees is known before the scores are.
+  const bool selects = p.source.scores != nullptr;
+  const int seen = selects && !idle ? visible_tokens(p.batch, request, i_row) : 0;
   if (!begins) {
     wait_for_predecessor();
     if (reports) check_request(p.batch, said, bound, true);
@@ -110,7 +114,17 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   // What will be received: all parts of this block's heads. An idle block receives nothing and must not leave a barrier waiting.
   if (in_cluster && tid == 0) barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
-  if (row != guess || !begins) first = first_ids(row);
+  if (selects) {
+    ListScratch& scratch = *(ListScratch*)(shared + L::QUERY);  // queries come later
+    static_assert(sizeof(ListScratch) <= L::KEY_TABLE_AT - L::QUERY, "the queries' place holds it");
+    if (warp < WARPS) first = select_list(p, row, list, seen, rank == 0, scratch, warp, lane);
+    if constexpr (PARTS > 1) {
+      __syncthreads();
+      if (w == 0) first = lane < (int)p.k ? scratch.ids[lane] : -1;
+    }
+  } else if (row != guess || !begins) {
+    first = first_ids(row);
+  }
   if (w == 0 && half == 0) {
     const int visible = visible_tokens(p.batch, request, i_row);
     if (cached > 0) barrier_wait(s_table_there, 0);

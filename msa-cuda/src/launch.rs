@@ -72,20 +72,33 @@ pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
     lengths.requests().iter().map(|r| plan.op.geometry().blocks(r.kv_len.into())).sum()
 }
 
-/// Most lists that teams of warps select, of requests of one row and of more. Measured on an H200 (driver 580.159) behind fp8
-/// scoring at 128K tokens, against a block of 256 threads a list: up to 512 lists of one row faster; four rows of 1, 8, 32 requests 9%
-/// faster, 2% and 1% slower.
-const MOST_TEAMS: [u64; 2] = [512, 32];
+/// Whether the rows of a step select their lists of rows of at most `blocks` blocks themselves, in the kernel that attends to them:
+/// where what it reads is what a team of warps takes.
+pub(crate) fn attention_selects(op: &Select, blocks: u64) -> bool {
+    suits_team(op) && blocks <= TEAM_BLOCKS
+}
 
-/// Whether teams of warps select `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows: what
-/// `warp_select.cuh` is written for.
-fn selects_by_team(op: &Select, blocks: u64, lists: u64, rows: u32) -> bool {
+/// Most blocks of a row that a team of warps keeps in registers.
+const TEAM_BLOCKS: u64 = 1024;
+
+/// Whether the list is what `warp_select.cuh` is written for.
+fn suits_team(op: &Select) -> bool {
     let plain = op.grouping == Grouping::PerHead
         && op.order == SelectOrder::Ascending
         && op.nan_rule == NanRule::Lowest;
     let (slots, forced) =
         (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
-    plain && blocks <= 1024 && lists <= MOST_TEAMS[usize::from(rows > 1)] && slots <= 32 && forced <= slots
+    plain && slots <= 32 && forced <= slots
+}
+
+/// Most lists that teams of warps select, of requests of one row and of more. Measured on an H200 (driver 580.159) behind fp8
+/// scoring at 128K tokens, against a block of 256 threads a list: up to 512 lists of one row faster; four rows of 1, 8, 32 requests 9%
+/// faster, 2% and 1% slower.
+const MOST_TEAMS: [u64; 2] = [512, 32];
+
+/// Whether teams of warps select `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows.
+fn selects_by_team(op: &Select, blocks: u64, lists: u64, rows: u32) -> bool {
+    suits_team(op) && blocks <= TEAM_BLOCKS && lists <= MOST_TEAMS[usize::from(rows > 1)]
 }
 
 /// The selection kernel for `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows. Where a team of

@@ -11,6 +11,8 @@
 namespace msa {
 
 constexpr int WARP_BLOCKS = 1024, TEAM_EACH = 256;
+// At which the four warps of a team meet; there may be other warps in the block.
+constexpr int TEAM_BARRIER = 15;
 
 // What the lanes of a warp exchange.
 struct alignas(16) WarpScratch {
@@ -230,7 +232,7 @@ MSA_DEVICE void warp_select(float (&v)[32], const float* scores, int n, const Wa
   }
 }
 
-// The same by the four warps of a block, each with the scores of 256 blocks: lane l of warp w holds blocks 256 w + l, + 32, ...
+// The same by four warps of a block, each with the scores of 256 blocks: lane l of warp w holds blocks 256 w + l, + 32, ...
 MSA_DEVICE void team_select(const float (&v)[8], const float* scores, int n, const WarpSelect& want, int32_t* out, TeamScratch& scratch, int w,
                             int lane) {
   const int k = want.k, tail = n - want.local_blocks;
@@ -244,7 +246,7 @@ MSA_DEVICE void team_select(const float (&v)[8], const float* scores, int n, con
 #pragma unroll
   for (int i = 0; i < 8; i++) most = fmaxf(most, v[i]);
   scratch.maxima[w][lane] = most;
-  __syncthreads();
+  named_barrier(TEAM_BARRIER, 128);
   most = fmaxf(fmaxf(scratch.maxima[0][lane], scratch.maxima[1][lane]), fmaxf(scratch.maxima[2][lane], scratch.maxima[3][lane]));
   own.maxima[lane] = most;
   __syncwarp();
@@ -262,7 +264,7 @@ MSA_DEVICE void team_select(const float (&v)[8], const float* scores, int n, con
       *(uint4*)(scratch.above + 8 * w + i) = make_uint4(above[0], above[1], above[2], above[3]);
     }
   }
-  __syncthreads();
+  named_barrier(TEAM_BARRIER, 128);
   if (w > 0) return;
   const uint32_t forced = word_of_range(lane, 0, want.init_blocks) | word_of_range(lane, tail, n);
   const uint32_t at_bound = scratch.at_bound[lane];

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
-use msa_core::op::{Op, Step};
+use msa_core::op::{Op, OpKind, Step};
 use msa_core::plan::Plan;
 use msa_core::tensor::{DType, Tensor};
 
 use super::Stage;
 use crate::context::Context;
+use crate::launch;
 use crate::variants::{stage_ops, stage_variant};
 
 /// The stages of `op`, each prepared as an operation of its own over the step's workspace.
@@ -21,14 +22,21 @@ pub(super) fn stages(context: &Arc<Context>, plan: &Plan, op: &Step) -> Result<V
         let want = "a workspace that holds the scores of all rows at once (the kernels know no windows)";
         return Err(Error::invalid("options.workspace_cap", want, plan.options.cap()));
     }
+    let blocks = op.index.geometry.blocks(plan.lengths()?.max_kv_len().into());
+    let attention_selects = launch::attention_selects(&op.select, blocks);
     stage_ops(op)
         .into_iter()
-        .map(|op| {
-            let variant = stage_variant(plan.traits.arch, &plan.arithmetic, &op).ok_or_else(|| {
-                let reasons = vec![format!("no {} kernel under {}", op.name(), plan.arithmetic.name)];
+        .filter(|stage| !(attention_selects && stage.kind() == OpKind::Select))
+        .map(|stage| {
+            let variant = stage_variant(plan.traits.arch, &plan.arithmetic, &stage).ok_or_else(|| {
+                let reasons = vec![format!("no {} kernel under {}", stage.name(), plan.arithmetic.name)];
                 Error::Unsupported { op: "step", backend: "cuda".to_owned(), reasons }
             })?;
-            Stage::one(context, &Plan { op, variant: variant.name.to_owned(), ..plan.clone() })
+            let plan = Plan { op: stage, variant: variant.name.to_owned(), ..plan.clone() };
+            Ok(match Stage::one(context, &plan)? {
+                Stage::Decode(stage) if attention_selects => Stage::Decode(stage.selecting(&op.select)),
+                stage => stage,
+            })
         })
         .collect()
 }
