@@ -46,13 +46,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
   const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
   const bool in_cluster = blocks > 1 && !p.combine_in_workspace;
-  if constexpr (C == Cache::NVFP4) {
-    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
-    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
-  }
   // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
-  // an entry alone is as fast.)
-  const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
+  // an entry alone is as fast, unless the ids are still to be selected.)
+  const bool selects = p.source.scores != nullptr;
+  const uint32_t cached = (HALVES == 1 || selects) && in_cluster ? cached_pages(p.batch, request_id) : 0;
   const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
     if (tid == 0) {
@@ -86,8 +83,15 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   };
   const int guess = min(sequence, (int)p.batch.rows - 1);
   int first = begins ? first_ids(guess) : -1;
-  uint4 low = words(guess, r), high = words(guess, r + 8);
+  // Of a row that selects, later: they would be in the way.
+  uint4 low = make_uint4(0, 0, 0, 0), high = low;
+  if (!selects) low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
+  // While all that is on its way.
+  if constexpr (C == Cache::NVFP4) {
+    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
+    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
+  }
   if (begins) {  // where one warp alone raises, it alone has to know that the status is clear
     clear_own_status(p.batch.status, p.batch.own_status);
     if constexpr (PARTS == 1) __syncwarp();
@@ -98,9 +102,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const Request request = check_request(p.batch, said, bound, begins && reports);
   const bool idle = i_row >= request.rows;
   int row = idle ? guess : request.first_row + i_row;
-  if (row != guess) low = words(row, r), high = words(row, r + 8);
   // Behind scoring the row selects its list itself. What it sees is known before the scores are.
-  const bool selects = p.source.scores != nullptr;
   const int seen = selects && !idle ? visible_tokens(p.batch, request, i_row) : 0;
   if (!begins) {
     wait_for_predecessor();
@@ -125,6 +127,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   } else if (row != guess || !begins) {
     first = first_ids(row);
   }
+  if (row != guess || selects) low = words(row, r), high = words(row, r + 8);
   if (w == 0 && half == 0) {
     const int visible = visible_tokens(p.batch, request, i_row);
     if (cached > 0) barrier_wait(s_table_there, 0);
