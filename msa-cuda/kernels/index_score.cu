@@ -153,15 +153,20 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   constexpr bool ASYNC = P != Path::F16 && P != Path::BF16;
   constexpr int ROW = KeyBytes<K>::ROW, SCALE = KeyBytes<K>::SCALE;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
-  const int group = warp >> 2, w = warp & 3, r = lane >> 2, q = lane & 3;
-  const uint32_t base = shared_address(shared);
-  const uint32_t s_query = base + group * S::QUERY_BYTES;
-  const uint32_t s_ring = base + S::GROUPS * S::QUERY_BYTES + warp * S::RING * S::STAGE_BYTES;
-  const uint32_t s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
-  const uint32_t s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
-  const uint32_t s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
-  const uint32_t s_barriers = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES, s_barrier = s_barriers + warp * S::WARP_BYTES;
+  const int tid = threadIdx.x, lane = tid & 31, r = lane >> 2, q = lane & 3;
+  const uint32_t base = shared_address(shared), s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
+  int warp, group, w;
+  uint32_t s_query, s_ring, s_rows, s_maxima, s_visible, s_barrier;
+  auto locate = [&]() {
+    warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
+    group = warp >> 2, w = warp & 3;
+    s_query = base + group * S::QUERY_BYTES;
+    s_ring = base + S::GROUPS * S::QUERY_BYTES + warp * S::RING * S::STAGE_BYTES;
+    s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
+    s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
+    s_barrier = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES + warp * S::WARP_BYTES;
+  };
+  locate();
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
   if (lane == 0) {
@@ -180,7 +185,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 
   // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
-  const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
+  auto page_warp = [&]() { return PAGE_WARPS == 1 ? w : 0; };
   const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
   const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
@@ -190,11 +195,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     if (lane == 0) ahead_id = load_page_id(p.batch, at_request, at_page);
   };
   if (!lone) prefetch_table(p.batch, p.blocks);
-  else if (lane <= AHEAD) ahead_id = load_page_id(p.batch, 0, (me + lane * of) * UNIT_PAGES<PAGE_WARPS> + page_warp);
+  else if (lane <= AHEAD) ahead_id = load_page_id(p.batch, 0, (me + lane * of) * UNIT_PAGES<PAGE_WARPS> + page_warp());
   int count;
   Cursor here = find_share<PAGE_WARPS>(p.batch, me, of, lane, count);
   Cursor ahead = here, coming = here;
-  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp);
+  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp());
   auto key_rows = [&](uint32_t id, int row) { return (const uint8_t*)p.key.address + id * p.key.page_stride + row * p.key.token_stride; };
   auto key_scales = [&](uint32_t id, int row) { return (const uint8_t*)p.scale.address + id * p.scale.page_stride + row * SCALE; };
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
@@ -203,7 +208,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     if (number >= count || ahead.base >= ahead.pages) return;
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, from);
-      const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
+      const bool inside = ahead.base + page_warp() < ahead.pages, there = (uint32_t)id < page_limit;
       if (inside && !there) store_shared_32(s_barrier + S::RING * 8, 1);
       ahead_page = inside && there && id != p.batch.null_page ? id : -1;
     }
@@ -213,7 +218,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
       barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
       if (readable) {
-        const int row = row0 + part * S::STAGE_ROWS;
+        const int row = (PAGE_WARPS == 4 ? 32 * w : 0) + part * S::STAGE_ROWS;
         const uint8_t* source = key_rows((uint32_t)ahead_page, row);
         if (p.key.token_stride == ROW) {
           bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
@@ -231,7 +236,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     coming = ahead;
     if (number + 1 >= count) return;
     next_unit(p.batch, ahead);
-    if (!looked_up && ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp);
+    if (!looked_up && ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp());
   };
   // ---- rows and queries of a request. Those of the first unit are loaded before the copies of its keys: behind those they would wait for
   // all that the rings of the SM hold.
@@ -337,21 +342,18 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
   };
-  // Before the wait, which is for queries and for what is appended, the first keys are brought to the L2 at least.
-  if (!p.batch.own_status && lane < (lone ? AHEAD : 1) && count > 0 && p.key.token_stride == ROW) {
-    const int page = here.base + lane * here.step + page_warp;
-    if (page < here.pages && (uint32_t)ahead_id < page_limit) {
-      prefetch_l2(key_rows((uint32_t)ahead_id, row0), S::UNIT_ROWS * ROW);
-      if (K == Keys::NVFP4) prefetch_l2(key_scales((uint32_t)ahead_id, row0), S::UNIT_ROWS * SCALE);
-    }
-  }
-  int staged = -1;
-  if (count > 0 && here.base < here.pages) {
-    staged = here.request;
-    find_queries(load_request(p.batch, staged, false));
-  } else {
-    find_queries({0, 0, 0});
-  }
+  auto fill = [&](int i) {
+    issue(i, i % S::STAGES, i / S::STAGES, lone ? i / S::STAGES : 0);
+    if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES, lone);
+  };
+  // In a run's first kernel the keys' addresses are known as soon as those of the queries; behind append all but the loads is done
+  // before the wait. The first stages of all warps come before any second one, and so do the queries: behind those they
+  // would wait for all that the rings of the SM hold.
+  if (p.batch.own_status) fill(0);
+  // Also for a warpgroup without a unit: under a condition ptxas takes all that follows for divergent, keeps no address in uniform
+  // registers, and the loop has 2% more instructions.
+  int staged = min(here.request, (int)p.batch.requests - 1);
+  find_queries(load_request(p.batch, staged, false));
   const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
   if (!p.batch.own_status) {
     wait_for_predecessor();
@@ -359,17 +361,15 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     if (lone) release_successor();
   }
   load_queries();
-  __syncthreads();  // no warp's copies before another's queries
-  // Not unrolled where registers allow it: its code is not there yet, and each copy of it would come from the L2.
-#pragma unroll(NT == 1 ? 1 : S::RING)
-  for (int i = 0; i < S::RING; i++) {
-    issue(i, i % S::STAGES, i / S::STAGES, lone ? i / S::STAGES : 0);
-    if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES, lone);
-  }
+  if (!p.batch.own_status) fill(0);
+  __syncthreads();
+#pragma unroll
+  for (int i = 1; i < S::RING; i++) fill(i);
   if (lone) ahead_id = __shfl_sync(FULL_WARP, ahead_id, AHEAD);
   store_queries();
   if (lane == 0) store_shared_float(s_barrier + S::RING * 8 + 8, factor);
   __syncthreads();  // the table, the first queries and the status words are there
+  locate();         // again, so that these addresses are not kept from the start on: registers
 
   // ---- blocks past the end of a request score -inf; a row a warp, in different blocks of threads, the last ones first, which have a
   // unit less to do. The divisions that address a row take 0.1 us: while the first block addressed all 32 rows of a lone request before its work, scoring them took
@@ -407,7 +407,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       if (lane == 0) store_shared_32(s_barrier + S::RING * 8 + 4, least / BLOCK);
       __syncwarp();
     }
-    const int page = here.base + page_warp;
+    const int page = here.base + page_warp(), row0 = PAGE_WARPS == 4 ? 32 * w : 0;
     float best[NT][2];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;

@@ -47,9 +47,9 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
   const bool in_cluster = blocks > 1 && !p.combine_in_workspace;
   // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
-  // an entry alone is as fast, unless the ids are still to be selected.)
+  // an entry alone is as fast.)
   const bool selects = p.source.scores != nullptr;
-  const uint32_t cached = (HALVES == 1 || selects) && in_cluster ? cached_pages(p.batch, request_id) : 0;
+  const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
   const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
     if (tid == 0) {
