@@ -249,24 +249,20 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   int seen;             // by the row of this thread,
   uint64_t scores = 0;  // and where its scores go, 0 for nowhere
   auto pairs_of = [&](const Request& request) { return min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS); };
-  // Of pair n of this block, within its request. The counts of heads of real models are powers of two.
-  auto row_and_head = [&](int n) {
-    const uint32_t pair = chunk + n, heads = p.heads;
-    if ((heads & (heads - 1)) == 0) return make_int2(pair >> (31 - __clz(heads)), pair & (heads - 1));
-    return make_int2(pair / heads, pair % heads);
-  };
+  // Of pair n of this block, within its request.
+  auto row_and_head = [&](int n) { return divide_count(chunk + n, p.heads); };
   auto find_queries = [&](const Request& request) {
     const int pairs = pairs_of(request);
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
       const int i = (tid & 127) + 128 * e, n = ASYNC ? i >> shift : e * 8 + r;
-      const int2 at = row_and_head(n);
+      const uint2 at = row_and_head(n);
       sources[e] = p.query + (uint64_t)(request.first_row + at.x) * p.query_row + (uint64_t)at.y * p.query_head;
       if (ASYNC) sources[e] += (i & (1 << shift) - 1) * 16;
       if (n >= pairs) sources[e] = nullptr;
     }
     const int n = tid & 127;
-    const int2 at = row_and_head(n);
+    const uint2 at = row_and_head(n);
     seen = n < pairs ? visible_tokens(p.batch, request, at.x) : request.tokens;
     scores = (uint64_t)p.scores + (uint64_t)(request.first_row + at.x) * p.scores_row + (uint64_t)at.y * p.scores_head;
     if (n >= pairs) scores = 0;

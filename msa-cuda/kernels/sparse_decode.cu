@@ -41,15 +41,17 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const uint32_t s_query = base + L::QUERY, s_key_table = base + (L::KEY_TABLE_BYTES ? L::KEY_TABLE_AT : L::VALUE_TABLE_AT);
   const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
 
-  const int blocks = p.splits / PARTS, rank = blockIdx.x % blocks, item = blockIdx.x / blocks, split = rank * PARTS + my_part;
-  const int list_group = item % p.groups, sequence = item / p.groups;
-  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
-  const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
+  const int blocks = p.splits / PARTS;
+  const uint2 in_row = divide_count(blockIdx.x, blocks), in_request = divide_count(in_row.x, p.groups);
+  const uint2 in_batch = divide_count(in_request.x, p.batch.max_query);
+  const int rank = in_row.y, split = rank * PARTS + my_part, list_group = in_request.y, sequence = in_request.x;
+  const int request_id = in_batch.x, i_row = in_batch.y;
+  const int head0 = list_group * p.group_heads, kv_head = divide_count(head0, p.heads_per_kv).x, list = p.lists == 1 ? 0 : list_group;
   const bool in_cluster = blocks > 1 && !p.combine_in_workspace;
   // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
-  // an entry alone is as fast.)
+  // an entry alone is as fast, unless the ids are still to be selected.)
   const bool selects = p.source.scores != nullptr;
-  const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
+  const uint32_t cached = (HALVES == 1 || selects) && in_cluster ? cached_pages(p.batch, request_id) : 0;
   const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
     if (tid == 0) {
@@ -129,7 +131,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   if (row != guess || selects) low = words(row, r), high = words(row, r + 8);
   if (w == 0 && half == 0) {
-    const int visible = visible_tokens(p.batch, request, i_row);
+    const int visible = selects ? seen : visible_tokens(p.batch, request, i_row);
     if (cached > 0) barrier_wait(s_table_there, 0);
     load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_table, cached, s_slots, lane, warp == 0 && rank == 0);
     if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row | (part.x == part.y ? ABSENT : 0));

@@ -126,6 +126,12 @@ MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%
 MSA_DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 MSA_DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// a / b and the rest. Counts of heads and of parts are powers of two in real models, and a division takes 0.1 us where nothing hides it.
+MSA_DEVICE uint2 divide_count(uint32_t a, uint32_t b) {
+  if ((b & (b - 1)) == 0) return make_uint2(a >> (31 - __clz(b)), a & (b - 1));
+  return make_uint2(a / b, a % b);
+}
+
 // ---- bytes and conversions; exact unless a rounding is named ----
 MSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t r;
