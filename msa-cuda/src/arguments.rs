@@ -84,7 +84,8 @@ pub(crate) struct SelectArguments {
     pub(crate) init_first: u32,
     pub(crate) nan_highest: u32,
     pub(crate) score_order: u32,
-    pub(crate) pad: u32,
+    /// Lists that the bounds of the plan allow.
+    pub(crate) all_lists: u32,
 }
 
 /// Scores that a list of `sparse_decode` is selected from, and how; `scores` is 0 where the lists are given.

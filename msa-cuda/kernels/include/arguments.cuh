@@ -56,7 +56,7 @@ struct SelectArguments {
   uint64_t indices_row, indices_list;
   uint32_t blocks, heads, lists, k;
   uint32_t init_blocks, local_blocks, init_first, nan_highest;
-  uint32_t score_order, pad;
+  uint32_t score_order, all_lists;  // lists that the plan's bounds allow
 };
 
 // Scores that a list of `sparse_decode` is selected from, and how; null where the lists are given.

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
 use msa_core::op::{Op, OpKind, Step};
-use msa_core::plan::Plan;
+use msa_core::plan::{Plan, SelectKernel};
 use msa_core::tensor::{DType, Tensor};
 
 use super::Stage;
 use crate::context::Context;
-use crate::launch;
 use crate::variants::{stage_ops, stage_variant};
 
 /// The stages of `op`, each prepared as an operation of its own over the step's workspace.
@@ -22,8 +21,7 @@ pub(super) fn stages(context: &Arc<Context>, plan: &Plan, op: &Step) -> Result<V
         let want = "a workspace that holds the scores of all rows at once (the kernels know no windows)";
         return Err(Error::invalid("options.workspace_cap", want, plan.options.cap()));
     }
-    let blocks = op.index.geometry.blocks(plan.lengths()?.max_kv_len().into());
-    let attention_selects = launch::attention_selects(&op.select, blocks);
+    let attention_selects = plan.select_kernel == SelectKernel::Attention;
     stage_ops(op)
         .into_iter()
         .filter(|stage| !(attention_selects && stage.kind() == OpKind::Select))

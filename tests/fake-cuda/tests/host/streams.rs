@@ -151,9 +151,9 @@ fn threads_enqueue_one_prepared_run_on_streams_of_their_own() {
 #[test]
 fn every_launch_may_overlap_the_one_before_it() {
     Driver::of("9.0").run(&test_name!(), || {
-        let work = Work::new(&device(), STEP);
+        let works = [STEP, SELECT].map(|line| Work::new(&device(), line));
         fake::take_log();
-        work.enqueue(0).unwrap();
+        works.iter().for_each(|work| work.enqueue(0).unwrap());
         let log = fake::take_log();
         let launches: Vec<&String> =
             log.iter().filter(|line| line.starts_with("cuLaunchKernelEx ")).collect();
