@@ -43,7 +43,7 @@ fn kernels_are_those_that_the_plan_names() {
             assert_eq!(launched(&Work::new(&device, line)), [want], "{line}");
         }
         let step = launched(&Work::new(&device, STEP));
-        let want = ["append_once", "index_score_n2", "select_small", "sparse_decode_few"];
+        let want = ["append_once", "index_score_n2", "select_by_four", "sparse_decode_few"];
         assert_eq!(step, want);
     });
 }
