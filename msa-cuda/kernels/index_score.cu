@@ -153,15 +153,20 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   constexpr bool ASYNC = P != Path::F16 && P != Path::BF16;
   constexpr int ROW = KeyBytes<K>::ROW, SCALE = KeyBytes<K>::SCALE;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
-  const int group = warp >> 2, w = warp & 3, r = lane >> 2, q = lane & 3;
-  const uint32_t base = shared_address(shared);
-  const uint32_t s_query = base + group * S::QUERY_BYTES;
-  const uint32_t s_ring = base + S::GROUPS * S::QUERY_BYTES + warp * S::RING * S::STAGE_BYTES;
-  const uint32_t s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
-  const uint32_t s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
-  const uint32_t s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
-  const uint32_t s_barriers = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES, s_barrier = s_barriers + warp * S::WARP_BYTES;
+  const int tid = threadIdx.x, lane = tid & 31, r = lane >> 2, q = lane & 3;
+  const uint32_t base = shared_address(shared), s_table = base + S::GROUPS * S::QUERY_BYTES + S::RING_BYTES;
+  int warp, group, w;
+  uint32_t s_query, s_ring, s_rows, s_maxima, s_visible, s_barrier;
+  auto locate = [&]() {
+    warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
+    group = warp >> 2, w = warp & 3;
+    s_query = base + group * S::QUERY_BYTES;
+    s_ring = base + S::GROUPS * S::QUERY_BYTES + warp * S::RING * S::STAGE_BYTES;
+    s_rows = s_table + S::TABLE_BYTES + group * S::ROWS * S::ROW_BYTES;
+    s_maxima = s_rows + S::ROWS * 8, s_visible = s_maxima + S::ROWS * 32;
+    s_barrier = s_table + S::TABLE_BYTES + S::GROUPS * S::ROWS * S::ROW_BYTES + warp * S::WARP_BYTES;
+  };
+  locate();
   const int chunk = blockIdx.y * S::ROWS;  // first (query, head) pair of this block
 
   if (lane == 0) {
@@ -170,6 +175,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     store_shared_32(s_barrier + S::RING * 8, 0);
   }
   __syncwarp();
+  if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
   // Within a run the kernel before this one released it after its own wait, so lengths and tables are there; keys and queries
   // may be what it writes.
   if (p.batch.own_status) {
@@ -179,7 +185,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 
   // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
-  const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
+  auto page_warp = [&]() { return PAGE_WARPS == 1 ? w : 0; };
   const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
   const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
@@ -189,18 +195,20 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     if (lane == 0) ahead_id = load_page_id(p.batch, at_request, at_page);
   };
   if (!lone) prefetch_table(p.batch, p.blocks);
-  else if (lane <= AHEAD) ahead_id = load_page_id(p.batch, 0, (me + lane * of) * UNIT_PAGES<PAGE_WARPS> + page_warp);
+  else if (lane <= AHEAD) ahead_id = load_page_id(p.batch, 0, (me + lane * of) * UNIT_PAGES<PAGE_WARPS> + page_warp());
   int count;
   Cursor here = find_share<PAGE_WARPS>(p.batch, me, of, lane, count);
   Cursor ahead = here, coming = here;
-  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp);
+  if (!lone && count > 0) look_up(ahead.request, ahead.base + page_warp());
+  auto key_rows = [&](uint32_t id, int row) { return (const uint8_t*)p.key.address + id * p.key.page_stride + row * p.key.token_stride; };
+  auto key_scales = [&](uint32_t id, int row) { return (const uint8_t*)p.scale.address + id * p.scale.page_stride + row * SCALE; };
   uint32_t unreadable = 0;  // bit i: ring slot i holds nothing
   // Part `part` of unit `ahead`, the `number`th, into a slot; lane `from` has looked it up.
   auto issue = [&](int slot, int part, int number, int from) {
     if (number >= count || ahead.base >= ahead.pages) return;
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, from);
-      const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
+      const bool inside = ahead.base + page_warp() < ahead.pages, there = (uint32_t)id < page_limit;
       if (inside && !there) store_shared_32(s_barrier + S::RING * 8, 1);
       ahead_page = inside && there && id != p.batch.null_page ? id : -1;
     }
@@ -210,8 +218,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
       barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
       if (readable) {
-        const int row = row0 + part * S::STAGE_ROWS;
-        const uint8_t* source = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)ahead_page * p.key.page_stride + row * p.key.token_stride;
+        const int row = (PAGE_WARPS == 4 ? 32 * w : 0) + part * S::STAGE_ROWS;
+        const uint8_t* source = key_rows((uint32_t)ahead_page, row);
         if (p.key.token_stride == ROW) {
           bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
         } else {
@@ -219,8 +227,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           for (int i = 0; i < S::STAGE_ROWS; i++) bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
         }
         if (K == Keys::NVFP4) {
-          const uint8_t* scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)ahead_page * p.scale.page_stride + row * SCALE;
-          bulk_copy(destination + S::STAGE_ROWS * ROW, scales, S::STAGE_ROWS * SCALE, barrier);
+          bulk_copy(destination + S::STAGE_ROWS * ROW, key_scales((uint32_t)ahead_page, row), S::STAGE_ROWS * SCALE, barrier);
         }
       }
     }
@@ -229,26 +236,141 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     coming = ahead;
     if (number + 1 >= count) return;
     next_unit(p.batch, ahead);
-    if (!looked_up && ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp);
+    if (!looked_up && ahead.base < ahead.pages) look_up(ahead.request, ahead.base + page_warp());
   };
-  if (!p.batch.own_status) {
-    wait_for_predecessor();
-    release_successor();
-  }
+  // ---- rows and queries of a request. Those of the first unit are loaded before the copies of its keys: behind those they would wait for
+  // all that the rings of the SM hold.
+  uint32_t queries[ASYNC ? 1 : NT][16];
+  const bool wide = IS_BF16<P> && !p.query_is_e4m3;
+  const int shift = wide ? 4 : 3;  // of the pieces of a row, 16 bytes each
+  constexpr int EACH = ASYNC ? (S::ROWS * (IS_BF16<P> ? 16 : 8) + 127) / 128 : NT;
+  const uint8_t* sources[EACH];  // pieces of this thread, or rows if it holds their channels itself; null for none
+  uint4 loaded[ASYNC ? EACH : 1];
+  int seen;             // by the row of this thread,
+  uint64_t scores = 0;  // and where its scores go, 0 for nowhere
+  auto pairs_of = [&](const Request& request) { return min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS); };
+  // Of pair n of this block, within its request.
+  auto row_and_head = [&](int n) { return divide_count(chunk + n, p.heads); };
+  auto find_queries = [&](const Request& request) {
+    const int pairs = pairs_of(request);
 #pragma unroll
-  for (int i = 0; i < S::RING; i++) {
+    for (int e = 0; e < EACH; e++) {
+      const int i = (tid & 127) + 128 * e, n = ASYNC ? i >> shift : e * 8 + r;
+      const uint2 at = row_and_head(n);
+      sources[e] = p.query + (uint64_t)(request.first_row + at.x) * p.query_row + (uint64_t)at.y * p.query_head;
+      if (ASYNC) sources[e] += (i & (1 << shift) - 1) * 16;
+      if (n >= pairs) sources[e] = nullptr;
+    }
+    const int n = tid & 127;
+    const uint2 at = row_and_head(n);
+    seen = n < pairs ? visible_tokens(p.batch, request, at.x) : request.tokens;
+    scores = (uint64_t)p.scores + (uint64_t)(request.first_row + at.x) * p.scores_row + (uint64_t)at.y * p.scores_head;
+    if (n >= pairs) scores = 0;
+  };
+  auto load_queries = [&]() {
+    if constexpr (ASYNC) {
+#pragma unroll
+      for (int e = 0; e < EACH; e++) loaded[e] = sources[e] ? *(const uint4*)sources[e] : make_uint4(0, 0, 0, 0);
+    } else {
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          uint32_t* out = queries[nt] + 8 * half;
+          if (!sources[nt]) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = 0;
+          } else if (P == Path::F16 || p.query_is_e4m3) {
+            const uint4 x = *(const uint4*)(sources[nt] + 32 * q + 16 * half);
+            const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+              const uint2 pair = widen<M>(words[i]);
+              out[2 * i] = pair.x;
+              out[2 * i + 1] = pair.y;
+            }
+          } else {
+            const uint4 x = *(const uint4*)(sources[nt] + 64 * q + 32 * half), y = *(const uint4*)(sources[nt] + 64 * q + 32 * half + 16);
+            out[0] = x.x, out[1] = x.y, out[2] = x.z, out[3] = x.w, out[4] = y.x, out[5] = y.y, out[6] = y.z, out[7] = y.w;
+          }
+        }
+      }
+    }
+  };
+  // Puts what was found and loaded to shared memory: what this thread's row sees and where its scores go, and the queries of a wgmma.
+  auto store_queries = [&]() {
+    static_assert(S::ROWS <= 128, "a row a thread");
+    if (const int n = tid & 127; n < S::ROWS) {
+      store_shared_32(s_visible + n * 4, seen);
+      store_shared_64(s_rows + n * 8, make_uint2((uint32_t)scores, (uint32_t)(scores >> 32)));
+    }
+    if constexpr (ASYNC) {
+#pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        const int i = (tid & 127) + 128 * e, n = i >> shift, piece = i & (1 << shift) - 1;
+        if (n >= S::ROWS) break;
+        const uint32_t words[4] = {loaded[e].x, loaded[e].y, loaded[e].z, loaded[e].w};
+        if constexpr (P == Path::WGMMA) {
+          // Row n, k step s: eight channels of each quad, four in each half of the step.
+          const int k = piece >> 1;
+#pragma unroll
+          for (int j = 0; j < 4; j++) {
+            const int byte = 32 * (2 * (piece & 1) + (j >> 1)) + 4 * (k + 4 * (j & 1));
+            store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), words[j]);
+          }
+        } else {
+          // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
+          const int k = wide ? piece >> 2 : piece >> 1, s = wide ? 2 * (piece & 3) : 4 * (piece & 1);
+          const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
+          if (wide) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) store_shared_32(at + 128 * j, words[j]);
+          } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+              const uint2 value = widen<M>(words[j]);
+              store_shared_32(at + 256 * j, value.x);
+              store_shared_32(at + 256 * j + 128, value.y);
+            }
+          }
+        }
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+  };
+  auto fill = [&](int i) {
     issue(i, i % S::STAGES, i / S::STAGES, lone ? i / S::STAGES : 0);
     if (i % S::STAGES == S::STAGES - 1) advance(i / S::STAGES, lone);
+  };
+  // In a run's first kernel the keys' addresses are known as soon as those of the queries; behind append all but the loads is done
+  // before the wait. The first stages of all warps come before any second one, and so do the queries: behind those they
+  // would wait for all that the rings of the SM hold.
+  if (p.batch.own_status) fill(0);
+  // Also for a warpgroup without a unit: under a condition ptxas takes all that follows for divergent, keeps no address in uniform
+  // registers, and the loop has 2% more instructions.
+  int staged = min(here.request, (int)p.batch.requests - 1);
+  find_queries(load_request(p.batch, staged, false));
+  const float factor = __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor));
+  if (!p.batch.own_status) {
+    wait_for_predecessor();
+    // Of a lone request attention finds room early; of more, see the last unit.
+    if (lone) release_successor();
   }
+  load_queries();
+  if (!p.batch.own_status) fill(0);
+  __syncthreads();
+#pragma unroll
+  for (int i = 1; i < S::RING; i++) fill(i);
   if (lone) ahead_id = __shfl_sync(FULL_WARP, ahead_id, AHEAD);
-  if constexpr (K == Keys::NVFP4) Codes::fill(s_table, tid, S::THREADS, p.exact != 0);
-  __syncthreads();  // the table and the status words are there
-  if (lane == 0) store_shared_float(s_barrier + S::RING * 8 + 8, __fmul_rn(scale_or_one(p.query_factor), scale_or_one(p.key_factor)));
+  store_queries();
+  if (lane == 0) store_shared_float(s_barrier + S::RING * 8 + 8, factor);
+  __syncthreads();  // the table, the first queries and the status words are there
+  locate();         // again, so that these addresses are not kept from the start on: registers
 
-  // ---- blocks past the end of a request score -inf; a row a warp, the first ones in different blocks of threads. The divisions that
-  // address a row take 0.1 us: while the first block addressed all 32 rows of a lone request before its work, scoring them took
+  // ---- blocks past the end of a request score -inf; a row a warp, in different blocks of threads, the last ones first, which have a
+  // unit less to do. The divisions that address a row take 0.1 us: while the first block addressed all 32 rows of a lone request before its work, scoring them took
   // 11.4 us instead of 8.1 (NVFP4 faithful) and 10.4 instead of 7.1 (fast; H200, driver 580.159, 128K tokens).
-  for (int item = warp * (int)gridDim.x + (int)blockIdx.x; item < (int)p.batch.requests * S::ROWS; item += S::WARPS * (int)gridDim.x) {
+  for (int item = (warp + 1) * (int)gridDim.x - 1 - (int)blockIdx.x; item < (int)p.batch.requests * S::ROWS; item += S::WARPS * (int)gridDim.x) {
     const int n = chunk + item % S::ROWS;
     const Request request = load_request(p.batch, item / S::ROWS, n == 0 && lane == 0);
     const int first = (request.tokens + BLOCK - 1) / BLOCK;
@@ -259,104 +381,29 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   }
 
   // ---- compute side
-  uint32_t queries[ASYNC ? 1 : NT][16];
-  int staged = -1, parity_maxima = 0;
+  bool is_fresh = true;
+  int parity_maxima = 0;
 #pragma unroll 1
   for (int unit = 0; unit < count && here.base < here.pages; unit++) {
     if (here.request != staged) {
       staged = here.request;
       const Request request = load_request(p.batch, staged, false);
-      const int pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
       named_barrier(1 + group, 128);
-      int least = request.tokens;
-      for (int n = tid & 127; n < S::ROWS; n += 128) {
-        const int visible = n < pairs ? visible_tokens(p.batch, request, (chunk + n) / (int)p.heads) : request.tokens;
-        store_shared_32(s_visible + n * 4, visible);
-        const int pair = chunk + n;
-        const uint64_t row = (uint64_t)p.scores + (uint64_t)(request.first_row + pair / (int)p.heads) * p.scores_row +
-                             (uint64_t)(pair % (int)p.heads) * p.scores_head, out = n < pairs ? row : 0;
-        store_shared_64(s_rows + n * 8, make_uint2((uint32_t)out, (uint32_t)(out >> 32)));
-      }
-      auto query_row = [&](int n) {
-        const int pair = chunk + n;
-        return p.query + (uint64_t)(request.first_row + pair / (int)p.heads) * p.query_row + (uint64_t)(pair % (int)p.heads) * p.query_head;
-      };
-      if constexpr (ASYNC) {
-        // Pieces of 16 bytes, all of a thread's loaded before the first is stored: channels 32k + 16h on of row n, or half of them.
-        const bool wide = IS_BF16<P> && !p.query_is_e4m3;
-        constexpr int EACH = (S::ROWS * (IS_BF16<P> ? 16 : 8) + 127) / 128;
-        const int pieces = S::ROWS * (wide ? 16 : 8), row_pieces = wide ? 16 : 8;
-        uint4 loaded[EACH];
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-          const int i = (tid & 127) + 128 * e, n = i / row_pieces;
-          loaded[e] = make_uint4(0, 0, 0, 0);
-          if (i < pieces && n < pairs) loaded[e] = *(const uint4*)(query_row(n) + i % row_pieces * 16);
-        }
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-          const int i = (tid & 127) + 128 * e, n = i / row_pieces, piece = i % row_pieces;
-          if (i >= pieces) break;
-          const uint32_t words[4] = {loaded[e].x, loaded[e].y, loaded[e].z, loaded[e].w};
-          if constexpr (P == Path::WGMMA) {
-            // Row n, k step s: eight channels of each quad, four in each half of the step.
-            const int k = piece >> 1;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-              const int byte = 32 * (2 * (piece & 1) + (j >> 1)) + 4 * (k + 4 * (j & 1));
-              store_shared_32(s_query + (n >> 3) * 1024 + (byte >> 4) * 128 + (n & 7) * 16 + (byte & 15), words[j]);
-            }
-          } else {
-            // Row n, k step s: four channels of each quad, two in each of the two core matrices along K.
-            const int k = wide ? piece >> 2 : piece >> 1, s = wide ? 2 * (piece & 3) : 4 * (piece & 1);
-            const uint32_t at = s_query + (n >> 3) * 2048 + s * 256 + (n & 7) * 16 + 4 * k;
-            if (wide) {
-#pragma unroll
-              for (int j = 0; j < 4; j++) store_shared_32(at + 128 * j, words[j]);
-            } else {
-#pragma unroll
-              for (int j = 0; j < 4; j++) {
-                const uint2 value = widen<M>(words[j]);
-                store_shared_32(at + 256 * j, value.x);
-                store_shared_32(at + 256 * j + 128, value.y);
-              }
-            }
-          }
-        }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      } else {
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-          const int n = nt * 8 + r;
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            uint32_t* out = queries[nt] + 8 * half;
-            if (n >= pairs) {
-#pragma unroll
-              for (int i = 0; i < 8; i++) out[i] = 0;
-            } else if (P == Path::F16 || p.query_is_e4m3) {
-              const uint4 x = *(const uint4*)(query_row(n) + 32 * q + 16 * half);
-              const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-              for (int i = 0; i < 4; i++) {
-                const uint2 pair = widen<M>(words[i]);
-                out[2 * i] = pair.x;
-                out[2 * i + 1] = pair.y;
-              }
-            } else {
-              const uint4 x = *(const uint4*)(query_row(n) + 64 * q + 32 * half), y = *(const uint4*)(query_row(n) + 64 * q + 32 * half + 16);
-              out[0] = x.x, out[1] = x.y, out[2] = x.z, out[3] = x.w, out[4] = y.x, out[5] = y.y, out[6] = y.z, out[7] = y.w;
-            }
-          }
-        }
-      }
+      find_queries(request);
+      load_queries();
+      store_queries();
       named_barrier(1 + group, 128);
+      is_fresh = true;
+    }
+    if (is_fresh) {
+      is_fresh = false;
+      int least = INT_MAX;
       for (int n = lane; n < S::ROWS; n += 32) least = min(least, (int)load_shared_32(s_visible + n * 4));
       least = __reduce_min_sync(FULL_WARP, least);
       if (lane == 0) store_shared_32(s_barrier + S::RING * 8 + 4, least / BLOCK);
       __syncwarp();
     }
-    const int page = here.base + page_warp;
+    const int page = here.base + page_warp(), row0 = PAGE_WARPS == 4 ? 32 * w : 0;
     float best[NT][2];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
@@ -462,6 +509,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     bool readable = true;
 #pragma unroll(S::STAGES)
     for (int sub = 0; sub < S::STAGES; sub++) {
+      // The successor takes as long to be launched.
+      if (sub == S::STAGES - 1 && (unit + 1 >= count || (p.batch.requests == 1 && here.base + here.step >= here.pages)))
+        release_successor();
       const int stage = unit * S::STAGES + sub;
       const int slot = stage % S::RING;
       barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);

@@ -220,8 +220,9 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
 MSA_DEVICE void select_by_team(const SelectArguments& p) {
   __shared__ TeamScratch scratch;
   const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL_WARP, threadIdx.x >> 5, 0);
-  const uint32_t list = blockIdx.x % p.lists, sequence = blockIdx.x / p.lists;
-  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
+  const uint2 in_row = divide_count(blockIdx.x, p.lists), in_batch = divide_count(in_row.x, p.batch.max_query);
+  const uint32_t list = in_row.y, sequence = in_row.x;
+  const int request_id = in_batch.x, i_row = in_batch.y;
   // Within a run the kernel before this one released it after its own wait, so what describes the batch is there.
   Request request;
   if (!p.batch.own_status) request = load_request(p.batch, request_id, false);

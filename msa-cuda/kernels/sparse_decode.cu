@@ -9,6 +9,7 @@
 // shared memory by the blocks of a cluster, each for its share of the heads, or, with more parts than a cluster can hold,
 // through the workspace.
 #include "include/decode_finish.cuh"
+#include "include/decode_select.cuh"
 #include "include/decode_shape.cuh"
 #include "include/decode_slots.cuh"
 
@@ -40,18 +41,17 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const uint32_t s_query = base + L::QUERY, s_key_table = base + (L::KEY_TABLE_BYTES ? L::KEY_TABLE_AT : L::VALUE_TABLE_AT);
   const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
 
-  const int blocks = p.splits / PARTS, rank = blockIdx.x % blocks, item = blockIdx.x / blocks, split = rank * PARTS + my_part;
-  const int list_group = item % p.groups, sequence = item / p.groups;
-  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
-  const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
+  const int blocks = p.splits / PARTS;
+  const uint2 in_row = divide_count(blockIdx.x, blocks), in_request = divide_count(in_row.x, p.groups);
+  const uint2 in_batch = divide_count(in_request.x, p.batch.max_query);
+  const int rank = in_row.y, split = rank * PARTS + my_part, list_group = in_request.y, sequence = in_request.x;
+  const int request_id = in_batch.x, i_row = in_batch.y;
+  const int head0 = list_group * p.group_heads, kv_head = divide_count(head0, p.heads_per_kv).x, list = p.lists == 1 ? 0 : list_group;
   const bool in_cluster = blocks > 1 && !p.combine_in_workspace;
-  if constexpr (C == Cache::NVFP4) {
-    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
-    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
-  }
   // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
-  // an entry alone is as fast.)
-  const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
+  // an entry alone is as fast, unless the ids are still to be selected.)
+  const bool selects = p.source.scores != nullptr;
+  const uint32_t cached = (HALVES == 1 || selects) && in_cluster ? cached_pages(p.batch, request_id) : 0;
   const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
     if (tid == 0) {
@@ -85,8 +85,15 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   };
   const int guess = min(sequence, (int)p.batch.rows - 1);
   int first = begins ? first_ids(guess) : -1;
-  uint4 low = words(guess, r), high = words(guess, r + 8);
+  // Of a row that selects, later: they would be in the way.
+  uint4 low = make_uint4(0, 0, 0, 0), high = low;
+  if (!selects) low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
+  // While all that is on its way.
+  if constexpr (C == Cache::NVFP4) {
+    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
+    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
+  }
   if (begins) {  // where one warp alone raises, it alone has to know that the status is clear
     clear_own_status(p.batch.status, p.batch.own_status);
     if constexpr (PARTS == 1) __syncwarp();
@@ -97,7 +104,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const Request request = check_request(p.batch, said, bound, begins && reports);
   const bool idle = i_row >= request.rows;
   int row = idle ? guess : request.first_row + i_row;
-  if (row != guess) low = words(row, r), high = words(row, r + 8);
+  // Behind scoring the row selects its list itself. What it sees is known before the scores are.
+  const int seen = selects && !idle ? visible_tokens(p.batch, request, i_row) : 0;
   if (!begins) {
     wait_for_predecessor();
     if (reports) check_request(p.batch, said, bound, true);
@@ -110,9 +118,20 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   // What will be received: all parts of this block's heads. An idle block receives nothing and must not leave a barrier waiting.
   if (in_cluster && tid == 0) barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
-  if (row != guess || !begins) first = first_ids(row);
+  if (selects) {
+    ListScratch& scratch = *(ListScratch*)(shared + L::QUERY);  // queries come later
+    static_assert(sizeof(ListScratch) <= L::KEY_TABLE_AT - L::QUERY, "the queries' place holds it");
+    if (warp < WARPS) first = select_list(p, row, list, seen, rank == 0, scratch, warp, lane);
+    if constexpr (PARTS > 1) {
+      __syncthreads();
+      if (w == 0) first = lane < (int)p.k ? scratch.ids[lane] : -1;
+    }
+  } else if (row != guess || !begins) {
+    first = first_ids(row);
+  }
+  if (row != guess || selects) low = words(row, r), high = words(row, r + 8);
   if (w == 0 && half == 0) {
-    const int visible = visible_tokens(p.batch, request, i_row);
+    const int visible = selects ? seen : visible_tokens(p.batch, request, i_row);
     if (cached > 0) barrier_wait(s_table_there, 0);
     load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_table, cached, s_slots, lane, warp == 0 && rank == 0);
     if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row | (part.x == part.y ? ABSENT : 0));

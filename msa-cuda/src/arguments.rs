@@ -91,6 +91,19 @@ pub(crate) struct SelectArguments {
     pub(crate) pad: u32,
 }
 
+/// Scores that a list of `sparse_decode` is selected from, and how; `scores` is 0 where the lists are given.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ListSource {
+    pub(crate) scores: u64,
+    pub(crate) scores_row: u64,
+    pub(crate) scores_list: u64,
+    pub(crate) blocks: u32,
+    pub(crate) init_blocks: u32,
+    pub(crate) local_blocks: u32,
+    pub(crate) pad: u32,
+}
+
 /// Arguments of `sparse_decode` and `combine_parts`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -112,6 +125,7 @@ pub(crate) struct DecodeArguments {
     pub(crate) indices: u64,
     pub(crate) indices_row: u64,
     pub(crate) indices_list: u64,
+    pub(crate) source: ListSource,
     pub(crate) parts: u64,
     pub(crate) query_factor: u64,
     pub(crate) key_factor: u64,
@@ -304,7 +318,7 @@ const _: () = {
     assert!(size_of::<Batch>() == 88);
     assert!(size_of::<IndexArguments>() == 240);
     assert!(size_of::<SelectArguments>() == 184);
-    assert!(size_of::<DecodeArguments>() == 416);
+    assert!(size_of::<DecodeArguments>() == 456);
     assert!(size_of::<StatusArguments>() == 16);
     assert!(size_of::<MergeArguments>() == 160);
     assert!(size_of::<SelectMergeArguments>() == 88);

@@ -49,10 +49,10 @@ fn index_blocks(units: u64, kernel: &Kernel, sms: u32) -> u32 {
     u32::try_from(units.div_ceil(groups).clamp(1, most)).unwrap_or(u32::MAX)
 }
 
-/// The kernel of selection that the plan names.
+/// The kernel of selection that the plan names, if there is one.
 pub(crate) fn select_symbol(kernel: SelectKernel) -> Option<&'static str> {
     match kernel {
-        SelectKernel::None => None,
+        SelectKernel::None | SelectKernel::Attention => None,
         SelectKernel::Team => Some("select_by_four"),
         SelectKernel::Warp => Some("select_by_warp"),
         SelectKernel::Eight => Some("select_by_eight"),

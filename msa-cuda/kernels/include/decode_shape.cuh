@@ -86,7 +86,7 @@ struct Shape {
   // is no part of a cluster exchanges within its rings and is launched without it.
   static constexpr int RECEIVED = SCORES + (HALVES == 2 ? ALL * 2048 : 0), RECEIVED_STATES = RECEIVED + PARTS * GROUP * 512;
   static constexpr int BARRIER = RECEIVED_STATES + PARTS * GROUP * 8, SHARED = BARRIER + 16;
-  static_assert(HALVES == 2 || QUERY >= 4 * MAX_CACHED_PAGES, "the rings hold a block table");
+  static_assert(QUERY >= 4 * MAX_CACHED_PAGES, "the rings hold a block table");
   static_assert(WARP_RING >= GROUP * 512, "the ring of a share holds its partial output");
   static_assert(SHARED - RECEIVED == PARTS * 8320 + 16, "as in launch.rs");
 };

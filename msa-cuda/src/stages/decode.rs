@@ -5,13 +5,13 @@ use std::sync::Arc;
 use msa_core::args::Role;
 use msa_core::cache::{KvCache, VScaleOrder};
 use msa_core::error::{Error, Result};
-use msa_core::op::{Attention, LseBase};
+use msa_core::op::{Attention, LseBase, Select};
 use msa_core::plan::{Plan, WorkspaceRegion};
 use msa_core::tensor::DType;
 
 use super::index::check_token_strides;
-use super::{BatchPlan, Run, image};
-use crate::arguments::{DecodeArguments, ONE, output_type};
+use super::{BatchPlan, Run, image, narrow};
+use crate::arguments::{DecodeArguments, ListSource, ONE, output_type};
 use crate::context::{Context, Function, Grid};
 use crate::launch;
 use crate::variants::groups;
@@ -26,6 +26,8 @@ pub(crate) struct DecodeStage {
     parts: u64,
     splits: u32,
     op: Attention,
+    /// Of a step whose attention selects its lists.
+    select: Option<Select>,
     partial_outputs: Option<WorkspaceRegion>,
     partial_states: Option<WorkspaceRegion>,
 }
@@ -67,9 +69,15 @@ impl DecodeStage {
             parts: context.table(&bytes)?,
             splits,
             op: op.clone(),
+            select: None,
             partial_outputs: plan.region("partial_outputs").cloned(),
             partial_states: plan.region("partial_states").cloned(),
         })
+    }
+
+    /// The stage that selects the lists as well, from the scores of its run.
+    pub(crate) fn selecting(self, op: &Select) -> Self {
+        Self { select: Some(op.clone()), ..self }
     }
 
     /// The grid of its first kernel.
@@ -117,6 +125,7 @@ impl DecodeStage {
             indices: indices.address,
             indices_row: indices.stride(0),
             indices_list: indices.stride(1),
+            source: self.source(run)?,
             parts: self.parts,
             query_factor: run.address(Role::QueryScale),
             key_factor: run.address(Role::KeyScale),
@@ -136,6 +145,20 @@ impl DecodeStage {
             v_scale_linear: (cache.v_scale_order == VScaleOrder::Linear).into(),
             one: ONE,
             combine_in_workspace: self.combine.is_some().into(),
+            pad: 0,
+        })
+    }
+
+    fn source(&self, run: &Run<'_>) -> Result<ListSource> {
+        let Some(op) = &self.select else { return Ok(ListSource::default()) };
+        let scores = run.tensor(Role::Scores)?;
+        Ok(ListSource {
+            scores: scores.address,
+            scores_row: scores.stride(0),
+            scores_list: scores.stride(1),
+            blocks: narrow(scores.extent(2), "scores.shape[2]")?,
+            init_blocks: op.init_blocks,
+            local_blocks: op.local_blocks,
             pad: 0,
         })
     }

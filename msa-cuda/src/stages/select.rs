@@ -28,8 +28,9 @@ impl SelectStage {
         let all_lists = launch::row_grid(&lengths, op.lists(), 1)?.x;
         let taken = plan.select_kernel;
         let symbol = launch::select_symbol(taken);
-        let symbol = symbol
-            .ok_or_else(|| Error::Plan(format!("select_kernel: want one of a CUDA device, got {taken}")))?;
+        let symbol = symbol.ok_or_else(|| {
+            Error::Plan(format!("select_kernel: want a kernel of its own on a CUDA device, got {taken}"))
+        })?;
         Ok(Self {
             function: context.function(&image(plan), symbol)?,
             grid: launch::select_grid(taken, all_lists, op.geometry.blocks(lengths.max_kv_len().into()))?,

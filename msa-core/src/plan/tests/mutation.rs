@@ -248,6 +248,7 @@ fn coverage_stands_alone() {
     ];
     let select: &[(&str, Change)] = &[
         ("no kernel", |p| p.select_kernel = SelectKernel::None),
+        ("attention, which is not there", |p| p.select_kernel = SelectKernel::Attention),
         ("a team of more than 1,024 blocks", |p| p.requests[0].kv_len = 1025 * 128),
         ("a team of more slots than lanes", |p| select_of(p).geometry.top_k = 33),
         ("a team that ranks by score", |p| select_of(p).order = SelectOrder::ScoreThenOwn),

@@ -37,6 +37,10 @@ fn check_select(plan: &Plan, op: Option<&Select>) -> Result<()> {
         let (op, arch) = (plan.op.name(), plan.traits.arch);
         return holds(kernel == SelectKernel::None, || format!("select_kernel: {kernel} for {op} on {arch}"));
     };
+    let attends = matches!(&plan.op, Op::Step(step) if !step.prefill);
+    holds(attends || kernel != SelectKernel::Attention, || {
+        format!("select_kernel: {kernel} for {}, which does not attend", plan.op.name())
+    })?;
     let longest = plan.requests.iter().map(|request| u64::from(request.kv_len)).max().unwrap_or(0);
     let blocks = op.geometry.blocks(longest);
     holds(kernel.takes(op, blocks), || {

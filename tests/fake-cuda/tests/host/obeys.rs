@@ -45,6 +45,11 @@ fn kernels_are_those_that_the_plan_names() {
         let step = launched(&Work::new(&device, STEP));
         let want = ["append_once", "index_score_n2", "select_by_four", "sparse_decode_few"];
         assert_eq!(step, want);
+        // Where a team of warps suits the lists, attention selects them, up to 1,024 blocks a row.
+        let short = launched(&Work::new(&device, "step(len=[1x131072],kv=fp8,ik=fp8)"));
+        assert_eq!(short, ["index_score_n1", "sparse_decode_lone"]);
+        let long = launched(&Work::new(&device, "step(len=[1x131073],kv=fp8,ik=fp8)"));
+        assert_eq!(long, ["index_score_n1", "select_medium", "sparse_decode_lone"]);
     });
 }
 
