@@ -13,10 +13,6 @@
 #include "include/decode_slots.cuh"
 
 namespace msa {
-#ifndef MSA_SYNC
-#define MSA_SYNC 0
-#endif
-#define MSA_SYNC_REST(from) if (ROWS && MSA_SYNC) for (int i = from; i < (int)p.k; i++) if (i && i % (MSA_SYNC + !MSA_SYNC) == 0) named_barrier(8 + w, 32 * PARTS);
 
 // Largest sum of a quad that leaves the references as they are: eight weights, so that every P is below the largest f16.
 constexpr float LAG_LIMIT = 32768.f;
@@ -43,8 +39,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int half = HALVES == 1 ? 0 : warp & 1, share = HALVES == 1 ? warp : warp >> 1, w = share & 3, my_part = share >> 2;
   const int r = lane >> 2, q = lane & 3;
   const uint32_t base = shared_address(shared), s_keys = base + share * L::WARP_RING, s_values = s_keys + RING * B::STAGE;
-  const uint32_t s_query = base + L::QUERY + (ROWS ? my_part * 4096 : 0), s_key_table = base + (L::KEY_TABLE_BYTES ? L::KEY_TABLE_AT : L::VALUE_TABLE_AT);
-  const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
+  const uint32_t s_query = base + L::QUERY + (ROWS ? my_part * 4096 : 0), s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
+  const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_key_table = L::KEY_TABLE_BYTES ? base + L::KEY_TABLE_AT : s_value_table;
 
   // Blocks of a row; what of it this part is. Or each part is a row of its own, undivided.
   const int blocks = ROWS ? 1 : p.splits / PARTS, rank = ROWS ? 0 : blockIdx.x % blocks, split = ROWS ? 0 : rank * PARTS + my_part;
@@ -60,8 +56,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   // Lane parts of addresses, by shuffles for the same reason.
   auto kept = [&](uint32_t v) { return C == Cache::NVFP4 ? __shfl_sync(FULL_WARP, v, lane) : v; };
-  const int first_tile_ = HALVES == 2 ? 2 * half : 0;
-  const int key_token = 4 * (r >> 1) + (r & 1) + (B::STAGES == 2 ? 0 : 8 * first_tile_);
+  const int first_tile = HALVES == 2 ? 2 * half : 0;
+  const int key_token = 4 * (r >> 1) + (r & 1) + (B::STAGES == 2 ? 0 : 8 * first_tile);  // the first that this thread has keys of
   const uint32_t key_part = kept(Place<C>::key(key_token, r, q, 0));
   [[maybe_unused]] const uint32_t key_scale_part = kept(key_token * B::SCALE + 2 * q);
   [[maybe_unused]] const uint32_t value_scale_part = kept(32 * q + (p.v_scale_linear ? r : 4 * r));
@@ -122,7 +118,6 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   if (idle) {
     release_successor();
-    MSA_SYNC_REST(0)
     if (cached > 0) barrier_wait(s_table_there, 0);
     if (in_cluster) cluster_wait();
     return;  // the whole cluster
@@ -239,14 +234,12 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 
   // n8 tile x holds tokens 16(x/2) + 4(n/2) + 2(x%2) + n%2; the tiles of this warp's half come first.
   auto scores = [&]() {
-    const int first_tile = HALVES == 2 ? 2 * half : 0;
 #pragma unroll
     for (int x = 0; x < TILES; x++) s[x][0] = s[x][1] = s[x][2] = s[x][3] = 0.f;
-    // Of the thread's first token, and from there to tile x's: all of a row's pieces are exchanged alike there.
-    const int token = 4 * (r >> 1) + (r & 1) + (B::STAGES == 2 ? 0 : 8 * first_tile);
+    // Tokens from the thread's first one to tile x's: all of a row's pieces are exchanged alike there.
     auto further = [](int x) { return 2 * (x & 1) + (B::STAGES == 2 ? 0 : 16 * (x >> 1)); };
     auto at = [&](int x, int piece) {
-      const uint32_t part = C == Cache::NVFP4 ? key_part : Place<C>::key(token, r, q, piece);
+      const uint32_t part = C == Cache::NVFP4 ? key_part : Place<C>::key(key_token, r, q, piece);
       return s_keys + place(B::STAGES == 2 ? x + first_tile >> 1 : 0) + part + further(x) * B::ROW;
     };
     [[maybe_unused]] const uint32_t scales = s_keys + place(0) + B::TOKENS * B::ROW + key_scale_part;
@@ -447,7 +440,6 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 
 #pragma unroll 1
   for (int i = 0; i < count; i++) {
-    if (ROWS && MSA_SYNC && i && i % (MSA_SYNC + !MSA_SYNC) == 0) named_barrier(8 + w, 32 * PARTS);
     auto refill = [&](bool keys) {
 #pragma unroll
       for (int n = 0; n < B::STAGES; n += STEP) {
@@ -489,7 +481,6 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     }
   }
   release_successor();
-  MSA_SYNC_REST(count)
 
   const float value_factor = scale_or_one(p.value_factor);
   const uint32_t own = load_shared_32(s_slots + Slots<C>::ROW);  // not kept in a register
@@ -592,7 +583,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     highest = __shfl_sync(FULL_WARP, highest, 0);
     const float weight = weight_of(__uint_as_float(ml.x), highest);
     float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll (HALVES == 2 ? 16 : 4)
+#pragma unroll 4
     for (int k = 0; k < (int)p.splits; k++) {
       const uint4 v = load_shared_128(s_received + (k * heads + local) * 512 + lane * 16);
       add_state(__shfl_sync(FULL_WARP, __uint_as_float(ml.y), k), __shfl_sync(FULL_WARP, weight, k),
@@ -626,7 +617,11 @@ MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE, false)
 MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW, false)
 MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR, false)
 MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR, false)
+#ifdef MSA_RING_QUAD
+MSA_KERNEL(sparse_decode_quad, 4, 1, MSA_RING_QUAD, false)
+#endif
+#ifdef MSA_RING_ROWS
 MSA_KERNEL(sparse_decode_rows, 4, 1, MSA_RING_ROWS, true)
-MSA_KERNEL(sparse_decode_quad, 4, 1, MSA_RING_ROWS, false)
+#endif
 
 extern "C" __global__ __launch_bounds__(128) void combine_parts(const __grid_constant__ msa::DecodeArguments p) { msa::combine_parts(p); }
