@@ -7,7 +7,7 @@
 // token-quad V scales, and thread r holds channels 16r .. 16r+15, one V scale group. References of the softmax lag: most
 // updates need no maximum and no shuffle. Parts of a row are combined in ascending order: within the block, in distributed
 // shared memory by the blocks of a cluster, each for its share of the heads, or, with more parts than a cluster can hold,
-// through the workspace.
+// through the workspace. With ROWS a block takes PARTS rows instead, of one part each.
 #include "include/decode_finish.cuh"
 #include "include/decode_shape.cuh"
 #include "include/decode_slots.cuh"
@@ -602,7 +602,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #define MSA_BLOCKS(n) (n)
 #endif
 
-// A kernel that takes `parts` parts of a row a block, with `halves` warps to a share of 32 tokens and `ring` stages of K and of V.
+// A kernel that takes `parts` parts of a row a block, or with `rows` as many rows, with `halves` warps to a share of 32 tokens and `ring` stages of K and of V.
 #define MSA_KERNEL(symbol, parts, halves, ring, rows)                                                                                    \
   static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, halves, ring, rows>::SHARED == symbol##_SHARED,             \
                 "images.toml: shared bytes of " #symbol);                                                                    \
