@@ -145,7 +145,7 @@ pub(crate) struct DecodeArguments {
     pub(crate) v_scale_linear: u32,
     pub(crate) one: u32,
     pub(crate) combine_in_workspace: u32,
-    pub(crate) pad: u32,
+    pub(crate) items: u32,
 }
 
 /// Arguments of `clear_status`.

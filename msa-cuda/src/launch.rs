@@ -94,6 +94,8 @@ pub(crate) fn decode_symbol(blocks: DecodeBlocks) -> Option<&'static str> {
         DecodeBlocks::Lone => Some("sparse_decode_lone"),
         DecodeBlocks::Pair => Some("sparse_decode_pair"),
         DecodeBlocks::FewPair => Some("sparse_decode_few_pair"),
+        DecodeBlocks::Rows => Some("sparse_decode_rows"),
+        DecodeBlocks::Quad => Some("sparse_decode_quad"),
     }
 }
 

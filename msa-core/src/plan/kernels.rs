@@ -1,6 +1,6 @@
 //! Which of the kernels that give the same bits an NVIDIA device runs, but for those of decode (`decode_cost`).
 
-use super::Derived;
+use super::{DecodeBlocks, Derived};
 use super::given::Given;
 use crate::cache::CacheFormat;
 use crate::geometry::Grouping;
@@ -112,6 +112,11 @@ impl SelectKernel {
         self != Self::None && suits && blocks <= self.most_blocks()
     }
 
+    /// True if blocks of threads that attend as `blocks` says can select first: of one row each.
+    pub fn is_done_by(self, blocks: DecodeBlocks) -> bool {
+        self != Self::Attention || !matches!(blocks, DecodeBlocks::None | DecodeBlocks::Rows)
+    }
+
     /// Blocks of threads that share a list of a row of at most `blocks` blocks.
     pub fn ranks(self, blocks: u64) -> u32 {
         match self {
@@ -184,7 +189,7 @@ pub(super) fn choose(op: &Op, given: &Given, derived: Derived) -> Derived {
         Op::Append(_) => Derived { append: APPEND, ..derived },
         Op::Step(step) => Derived {
             index_kernel: index(&step.index, given),
-            select_kernel: select_in_step(step, given),
+            select_kernel: select_in_step(step, given, derived.decode_blocks),
             append: if step.appends { APPEND } else { AppendPlan::default() },
             ..derived
         },
@@ -222,9 +227,11 @@ fn select(op: &Select, given: &Given) -> SelectKernel {
 /// Measured on an H200 (driver 580.159) with and without append, one row a request of 128K tokens, by attention and by a kernel of its
 /// own: 1 / 8 / 32 / 128 requests in fp8 16.9 / 49.7 / 150.8 / 546 and 17.9 / 50.3 / 152.8 / 553 us, in NVFP4 without append 14.6 / 37.5 /
 /// 102.7 / 384 and 14.6 / 37.5 / 103.1 / 377.
-fn select_in_step(step: &Step, given: &Given) -> SelectKernel {
+fn select_in_step(step: &Step, given: &Given, blocks: DecodeBlocks) -> SelectKernel {
     match select(&step.select, given) {
-        SelectKernel::Team | SelectKernel::Warp if !step.prefill => SelectKernel::Attention,
+        SelectKernel::Team | SelectKernel::Warp if SelectKernel::Attention.is_done_by(blocks) => {
+            SelectKernel::Attention
+        }
         own => own,
     }
 }
@@ -319,14 +326,21 @@ mod tests {
 
     #[test]
     fn attention_selects_the_short_plain_rows_of_a_step() {
-        let of = |step: &Step, requests, blocks: u32| {
+        let by = |step: &Step, requests, blocks: u32, attends| {
             let lengths = Lengths::upto(requests, 1, blocks * 128).unwrap();
-            chosen(&Op::Step(step.clone()), &lengths, Arch::Sm90a).select_kernel
+            let traits = DeviceTraits::h200();
+            let given =
+                Given { lengths: &lengths, traits: &traits, options: &PlanOptions::default(), variant: "" };
+            let derived = Derived { decode_blocks: attends, ..Derived::default() };
+            choose(&Op::Step(step.clone()), &given, derived).select_kernel
         };
+        let of = |step: &Step, requests, blocks| by(step, requests, blocks, DecodeBlocks::Full);
         let plain = Step::default();
         assert_eq!([1, 500].map(|requests| of(&plain, requests, 1024)), [SelectKernel::Attention; 2]);
         assert_eq!(of(&plain, 1, 1025), SelectKernel::Eight);
-        assert_eq!(of(&Step { prefill: true, ..plain.clone() }, 1, 1024), SelectKernel::Team);
+        assert_eq!(by(&plain, 1, 1024, DecodeBlocks::Quad), SelectKernel::Attention);
+        assert_eq!(by(&plain, 500, 1024, DecodeBlocks::Rows), SelectKernel::Warp, "four rows a block");
+        assert_eq!(by(&plain, 1, 1024, DecodeBlocks::None), SelectKernel::Team, "prefill");
         let reduced = Select { grouping: Grouping::Reduced, ..Select::default() };
         assert_eq!(of(&Step { select: reduced, ..plain }, 1, 1024), SelectKernel::Small);
     }

@@ -88,7 +88,7 @@ struct DecodeArguments {
   float softmax_scale;
   uint32_t k, groups, group_heads, heads_per_kv, lists, splits;
   uint32_t query_is_e4m3, output_type, lse_base_two, v_scale_linear;
-  uint32_t one, combine_in_workspace, pad;
+  uint32_t one, combine_in_workspace, items;  // items: (row, list) pairs that the bounds allow
 };
 
 struct StatusArguments {

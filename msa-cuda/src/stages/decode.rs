@@ -25,6 +25,8 @@ pub(crate) struct DecodeStage {
     batch: BatchPlan,
     parts: u64,
     splits: u32,
+    /// (Row, list) pairs that the bounds allow.
+    items: u32,
     op: Attention,
     /// Of a step whose attention selects its lists.
     select: Option<Select>,
@@ -44,17 +46,20 @@ impl DecodeStage {
         }
         let image = image(plan);
         let taken = plan.decode_blocks;
-        let symbol = launch::decode_symbol(taken).filter(|_| splits.is_multiple_of(taken.parts()));
+        let fits = splits.is_multiple_of(taken.parts()) && (taken.items() == 1 || splits == 1);
+        let symbol = launch::decode_symbol(taken).filter(|_| fits);
         let symbol = symbol.ok_or_else(|| {
             Error::Plan(format!("decode_blocks: want those of a CUDA device for {splits} parts, got {taken}"))
         })?;
         let blocks = splits / taken.parts();
         let cluster = if in_workspace { 1 } else { blocks };
         let mut function = context.function(&image, symbol)?;
-        if cluster == 1 {
+        if cluster == 1 && taken.items() == 1 {
             function.kernel.shared -= launch::exchange_bytes(taken.parts());
         }
         let grid = launch::row_grid(&lengths, groups(op).saturating_mul(blocks), 1)?;
+        let items = grid.x / blocks;
+        let grid = Grid { x: grid.x.div_ceil(taken.items()), ..grid };
         let combine = if in_workspace {
             let grid = launch::row_grid(&lengths, op.geometry.query_heads, 1)?;
             Some((context.function(&image, "combine_parts")?, Grid { x: grid.x.div_ceil(4), ..grid }))
@@ -68,6 +73,7 @@ impl DecodeStage {
             batch: BatchPlan::new(context, &lengths)?,
             parts: context.table(&bytes)?,
             splits,
+            items,
             op: op.clone(),
             select: None,
             partial_outputs: plan.region("partial_outputs").cloned(),
@@ -145,7 +151,7 @@ impl DecodeStage {
             v_scale_linear: (cache.v_scale_order == VScaleOrder::Linear).into(),
             one: ONE,
             combine_in_workspace: self.combine.is_some().into(),
-            pad: 0,
+            items: self.items,
         })
     }
 

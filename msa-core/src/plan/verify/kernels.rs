@@ -37,9 +37,9 @@ fn check_select(plan: &Plan, op: Option<&Select>) -> Result<()> {
         let (op, arch) = (plan.op.name(), plan.traits.arch);
         return holds(kernel == SelectKernel::None, || format!("select_kernel: {kernel} for {op} on {arch}"));
     };
-    let attends = matches!(&plan.op, Op::Step(step) if !step.prefill);
-    holds(attends || kernel != SelectKernel::Attention, || {
-        format!("select_kernel: {kernel} for {}, which does not attend", plan.op.name())
+    let attends = plan.decode_blocks;
+    holds(kernel.is_done_by(attends), || {
+        format!("select_kernel: {kernel} for {} with decode_blocks {attends}", plan.op.name())
     })?;
     let longest = plan.requests.iter().map(|request| u64::from(request.kv_len)).max().unwrap_or(0);
     let blocks = op.geometry.blocks(longest);
@@ -64,6 +64,8 @@ fn check_decode(plan: &Plan, decodes: bool) -> Result<()> {
     let most = plan.slot_parts.iter().map(|part| part.part + 1).max().unwrap_or(0);
     let able = match own {
         DecodeBlocks::None => !decodes || most == 0,
+        DecodeBlocks::Rows => decodes && most == 1,
+        DecodeBlocks::Quad => decodes && most == 4,
         _ => decodes && (own.parts() == 1 || (2..=MAX_CLUSTER).contains(&most)),
     };
     holds(able, || format!("decode_blocks: {own} for {} parts on {}", most, plan.traits.arch))
