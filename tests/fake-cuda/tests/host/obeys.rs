@@ -49,7 +49,7 @@ fn kernels_are_those_that_the_plan_names() {
         let short = launched(&Work::new(&device, "step(len=[1x131072],kv=fp8,ik=fp8)"));
         assert_eq!(short, ["index_score_n1", "sparse_decode_lone"]);
         let long = launched(&Work::new(&device, "step(len=[1x131073],kv=fp8,ik=fp8)"));
-        assert_eq!(long, ["index_score_n1", "select_medium", "sparse_decode_lone"]);
+        assert_eq!(long, ["index_score_n1", "select_by_eight", "sparse_decode_lone"]);
     });
 }
 
