@@ -27,7 +27,7 @@ template <Keys K, Path P, int NT, int PAGE_WARPS>
 struct Shape {
   // One block of 16 warps instead of two of eight: measured on an H200 (driver 580.159; 8, 32 and 128 requests of 128K tokens), f16
   // 26.6 / 81.7 / 296 us and 26.1 / 84.2 / 312.
-  static constexpr int WARPS = K == Keys::NVFP4 && NT == 1 && PAGE_WARPS == 1 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
+  static constexpr int WARPS = K == Keys::NVFP4 && PAGE_WARPS == 1 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
   // Two stages of 64 rows a page, of which one is refilled while the other is worked on, are faster than one of a page although that
   // is one copy where scales follow codes (H200, driver 580.159, NVFP4 keys and bf16 queries, 8, 32 and 128 requests of 128K tokens:
@@ -181,7 +181,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
   const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
   const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
-  const uint32_t me = blockIdx.x * S::GROUPS + group, of = gridDim.x * S::GROUPS;
+  const uint32_t me = group * gridDim.x + blockIdx.x, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
   int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
   constexpr int AHEAD = S::RING / S::STAGES;  // whole units under way
@@ -259,7 +259,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   }
 
   // ---- compute side
-  uint32_t queries[ASYNC ? 1 : NT][16];
+  // Fragments of four tiles of queries, which all warps of a group share, leave a warp of 16 too few registers.
+  constexpr bool QUERIES_SHARED = !ASYNC && NT == 4 && S::WARPS == 16;
+  uint32_t queries[ASYNC || QUERIES_SHARED ? 1 : NT][16];
   int staged = -1, parity_maxima = 0;
 #pragma unroll 1
   for (int unit = 0; unit < count && here.base < here.pages; unit++) {
@@ -325,12 +327,10 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       } else {
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-          const int n = nt * 8 + r;
+        auto load_queries = [&](int n, uint32_t* words) {
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            uint32_t* out = queries[nt] + 8 * half;
+            uint32_t* out = words + 8 * half;
             if (n >= pairs) {
 #pragma unroll
               for (int i = 0; i < 8; i++) out[i] = 0;
@@ -348,6 +348,16 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
               out[0] = x.x, out[1] = x.y, out[2] = x.z, out[3] = x.w, out[4] = y.x, out[5] = y.y, out[6] = y.z, out[7] = y.w;
             }
           }
+        };
+        if constexpr (QUERIES_SHARED) {
+          load_queries(w * 8 + r, queries[0]);
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            store_shared_128(s_query + w * 2048 + i * 512 + lane * 16,
+                             make_uint4(queries[0][4 * i], queries[0][4 * i + 1], queries[0][4 * i + 2], queries[0][4 * i + 3]));
+        } else {
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) load_queries(nt * 8 + r, queries[nt]);
         }
       }
       named_barrier(1 + group, 128);
@@ -407,7 +417,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           uint32_t* a = fragments[ONE_SET ? 0 : x];
           if constexpr (AS_E4M3) {
             uint32_t bytes[2 * STEPS];
-            key_fragments<K, Path::WGMMA, S::STAGE_ROWS, 0, 2>(place, row, bytes);
+            key_fragments<K, Path::WGMMA, S::STAGE_ROWS>(place, row, bytes);
             wgmma_wait<0>();
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
@@ -416,7 +426,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
             }
           } else {
             if (ONE_SET) wgmma_wait<0>();
-            key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
+            key_fragments<K, P, S::STAGE_ROWS>(place, row, a);
           }
           float(*before)[4] = products[ONE_BY_ONE ? 0 : 1 - x];
           float* d = &products[ONE_BY_ONE ? 0 : x][0][0];
@@ -448,12 +458,16 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           float d[NT][4];
 #pragma unroll
           for (int nt = 0; nt < NT; nt++) d[nt][0] = d[nt][1] = d[nt][2] = d[nt][3] = 0.f;
-          key_fragments<K, P, S::STAGE_ROWS, 0, 2>(place, row, a);
+          key_fragments<K, P, S::STAGE_ROWS>(place, row, a);
 #pragma unroll
-          for (int s = 0; s < 8; s++) {
+          for (int s = 0; s < 8; s += 2) {
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-              mma_k16<M>(d[nt], a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3], queries[nt][2 * s], queries[nt][2 * s + 1]);
+            for (int nt = 0; nt < NT; nt++) {
+              const uint32_t* own = queries[QUERIES_SHARED ? 0 : nt] + 2 * s;
+              const uint4 b = QUERIES_SHARED ? load_shared_128(s_query + nt * 2048 + s * 256 + lane * 16) : make_uint4(own[0], own[1], own[2], own[3]);
+              mma_k16<M>(d[nt], a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3], b.x, b.y);
+              mma_k16<M>(d[nt], a[4 * s + 4], a[4 * s + 5], a[4 * s + 6], a[4 * s + 7], b.z, b.w);
+            }
           }
           update(d, token0 + row);
         }

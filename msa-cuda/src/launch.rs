@@ -28,12 +28,13 @@ pub(crate) struct IndexChoice {
 }
 
 /// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
-/// request, shared and not: 256 blocks 4.2 us and 6.0 (an earlier kernel); 1,024 blocks with the selection after them, fp8 13.6
-/// and 13.3, NVFP4 12.6 and 13.8 (a page takes a warp longer).
+/// request of 256, 384, 512 and 640 blocks, shared and not: fp8 3.8 us and 4.2, 4.7 and 4.6, 5.3 and 5.3; NVFP4 4.0 and 4.8, 4.8 and 4.8,
+/// 4.9 and 4.9, 5.6 and 5.6; bf16 of 256 and 512 blocks 5.4 and 6.0, 8.6 and 7.5. Eight requests of 64 blocks are 0.2 to 0.3 us
+/// faster shared.
 const fn shared_blocks(keys: CacheFormat) -> u64 {
     match keys {
-        CacheFormat::Nvfp4 => 1100,
-        _ => 768,
+        CacheFormat::Bf16 => 384,
+        _ => 512,
     }
 }
 
@@ -60,11 +61,12 @@ pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, choice: &IndexChoice, k
     Grid { x: index_blocks(units.sum(), kernel, plan.traits.units), y, cluster: 1 }
 }
 
-/// Blocks for so many units, of which each warpgroup of a block takes one at once.
+/// Blocks for so many units, of which each warpgroup of a block takes one at once: the first of every SM before the second of any.
 fn index_blocks(units: u64, kernel: &Kernel, sms: u32) -> u32 {
     let groups = u64::from((kernel.threads / 128).max(1));
-    let most = u64::from(sms.max(1)) * u64::from(kernel.blocks.max(1));
-    u32::try_from(units.div_ceil(groups).clamp(1, most)).unwrap_or(u32::MAX)
+    let sms = u64::from(sms.max(1));
+    let most = sms * u64::from(kernel.blocks.max(1));
+    u32::try_from(units.div_ceil(groups).max(units.min(sms)).clamp(1, most)).unwrap_or(u32::MAX)
 }
 
 /// All blocks that the bounds allow.
@@ -289,7 +291,9 @@ mod tests {
     fn few_pages_are_shared_by_four_warps() {
         assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 256).symbol, "index_score_n1_quad");
         assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1");
-        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 513).symbol, "index_score_n1");
+        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 512).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(1, 4, CacheFormat::Bf16, 512).symbol, "index_score_n1");
         assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
         assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
     }
@@ -324,10 +328,11 @@ mod tests {
     }
 
     #[test]
-    fn every_warpgroup_of_a_grid_has_a_unit() {
+    fn every_sm_has_a_unit_before_one_has_two() {
         let kernel = |threads, blocks| Kernel { symbol: "index_score_n1", threads, shared: 0, blocks };
         let blocks = |units| [(256, 2), (512, 1)].map(|(t, b)| index_blocks(units, &kernel(t, b), 132));
-        assert_eq!([0, 1, 10, 256, 1 << 20].map(blocks), [[1, 1], [1, 1], [5, 3], [128, 64], [264, 132]]);
+        assert_eq!([0, 1, 10, 256].map(blocks), [[1, 1], [1, 1], [10, 10], [132, 132]]);
+        assert_eq!([300, 500, 1 << 20].map(blocks), [[150, 132], [250, 132], [264, 132]]);
     }
 
     #[test]
