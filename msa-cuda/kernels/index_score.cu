@@ -259,6 +259,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   }
 
   // ---- compute side
+  // Opaque: the compiler would make the address anew for each tile, from the rank of the block in its cluster.
+  uint32_t table = s_table;
+  asm volatile("mov.b32 %0,%0;" : "+r"(table));
   // Fragments of four tiles of queries, which all warps of a group share, leave a warp of 16 too few registers.
   constexpr bool QUERIES_SHARED = !ASYNC && NT == 4 && S::WARPS == 16;
   uint32_t queries[ASYNC || QUERIES_SHARED ? 1 : NT][16];
@@ -392,7 +395,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         best[nt][1] = fmaxf(best[nt][1], fmaxf(d[nt][1], d[nt][3]));
       }
     };
-    KeyPlace place{0, s_table, q, p.one, NT == 4 ? 8 : (p.one >> 27) + 1};
+    KeyPlace place{0, table, q, p.one, (p.one >> 27) + 1};
     // The products of a tile are in flight while the operands of the next are made. Where registers do not allow two sets of
     // operands (NVFP4 keys and many queries), only its E4M3 values are, or nothing; nor two of products, where they are one by one.
     constexpr bool ONE_SET = K == Keys::NVFP4 && P != Path::WGMMA && NT >= (IS_BF16<P> ? 2 : 4);
@@ -410,7 +413,6 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     auto score_stage = [&](int token0) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        const uint64_t descriptor = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048);
 #pragma unroll(ONE_BY_ONE && ONE_SET ? 1 : 8)
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
           const int row = tile * 16 + r, x = tile & 1;
@@ -438,7 +440,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < STEPS; s++) {
-            const uint64_t b = descriptor + 16 * s;
+            const uint64_t b = query_descriptor(s_query, P == Path::WGMMA ? 1024 : 2048, s);
             if constexpr (P == Path::WGMMA) wgmma_e4m3<NT>(d, a + 4 * s, b, s != 0);
             else if constexpr (P == Path::WGMMA_F16) wgmma_f16<NT>(d, a + 4 * s, b, s != 0);
             else wgmma_bf16<NT>(d, a + 4 * s, b, s != 0);
@@ -524,7 +526,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       }
     }
     if (AHEAD == 0) here = ahead;
-    else if (AHEAD == 1 && NT < 4) here = coming;
+    else if (AHEAD == 1) here = coming;
     else next_unit(p.batch, here);
   }
   if (lane == 0 && load_shared_32(s_barrier + S::RING * 8)) raise(p.batch, STATUS_PAGE);
