@@ -180,7 +180,6 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
   const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
-  const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
   const uint32_t me = group * gridDim.x + blockIdx.x, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
   int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
@@ -200,29 +199,26 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     if (number >= count || ahead.base >= ahead.pages) return;
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, from);
-      const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
+      const bool inside = ahead.base + page_warp < ahead.pages, there = id >= 0 && (uint64_t)id < p.batch.pages;
       if (inside && !there) store_shared_32(s_barrier + S::RING * 8, 1);
       ahead_page = inside && there && id != p.batch.null_page ? id : -1;
     }
     const bool readable = ahead_page >= 0;
     unreadable = (unreadable & ~(1u << slot)) | ((readable ? 0u : 1u) << slot);
-    if (lane == 0) {
-      const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
-      barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
-      if (readable) {
-        const int row = row0 + part * S::STAGE_ROWS;
-        const uint8_t* source = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)ahead_page * p.key.page_stride + row * p.key.token_stride;
-        if (p.key.token_stride == ROW) {
-          bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
-        } else {
+    const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
+    warp_barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
+    if (!readable) return;
+    const int row = row0 + part * S::STAGE_ROWS;
+    const uint8_t* source = (const uint8_t*)p.key.address + (uint64_t)(uint32_t)ahead_page * p.key.page_stride + row * p.key.token_stride;
+    if (p.key.token_stride == ROW) {
+      warp_bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
+    } else {
 #pragma unroll 1
-          for (int i = 0; i < S::STAGE_ROWS; i++) bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
-        }
-        if (K == Keys::NVFP4) {
-          const uint8_t* scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)ahead_page * p.scale.page_stride + row * SCALE;
-          bulk_copy(destination + S::STAGE_ROWS * ROW, scales, S::STAGE_ROWS * SCALE, barrier);
-        }
-      }
+      for (int i = 0; i < S::STAGE_ROWS; i++) warp_bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
+    }
+    if (K == Keys::NVFP4) {
+      const uint8_t* scales = (const uint8_t*)p.scale.address + (uint64_t)(uint32_t)ahead_page * p.scale.page_stride + row * SCALE;
+      warp_bulk_copy(destination + S::STAGE_ROWS * ROW, scales, S::STAGE_ROWS * SCALE, barrier);
     }
   };
   auto advance = [&](int number, bool looked_up) {
@@ -273,8 +269,11 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       const Request request = load_request(p.batch, staged, false);
       const int pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
       named_barrier(1 + group, 128);
-      int least = request.tokens;
-      for (int n = tid & 127; n < S::ROWS; n += 128) {
+      // Opaque, so that what follows from it, done once a request, holds no registers between requests. For two tiles the
+      // compiler spills with it and not without.
+      int least = request.tokens, thread = tid & 127;
+      if (NT != 2) asm volatile("mov.b32 %0,%0;" : "+r"(thread));
+      for (int n = thread; n < S::ROWS; n += 128) {
         const int visible = n < pairs ? visible_tokens(p.batch, request, (chunk + n) / (int)p.heads) : request.tokens;
         store_shared_32(s_visible + n * 4, visible);
         const int pair = chunk + n;
@@ -294,13 +293,13 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         uint4 loaded[EACH];
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-          const int i = (tid & 127) + 128 * e, n = i / row_pieces;
+          const int i = thread + 128 * e, n = i / row_pieces;
           loaded[e] = make_uint4(0, 0, 0, 0);
           if (i < pieces && n < pairs) loaded[e] = *(const uint4*)(query_row(n) + i % row_pieces * 16);
         }
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-          const int i = (tid & 127) + 128 * e, n = i / row_pieces, piece = i % row_pieces;
+          const int i = thread + 128 * e, n = i / row_pieces, piece = i % row_pieces;
           if (i >= pieces) break;
           const uint32_t words[4] = {loaded[e].x, loaded[e].y, loaded[e].z, loaded[e].w};
           if constexpr (P == Path::WGMMA) {
@@ -404,16 +403,17 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     [[maybe_unused]] uint32_t fragments[ONE_SET ? 1 : 2][4 * STEPS];
     [[maybe_unused]] float products[ONE_BY_ONE ? 1 : 2][NT][4];
     constexpr int LAST = ONE_BY_ONE ? 0 : 1;
-    if constexpr (ASYNC) {
-      // What the first tile finds before it.
+    // Unrolled, the first tile of a unit finds nothing before it; rolled, scores of -inf.
+    constexpr bool ROLLED = ONE_BY_ONE && ONE_SET;
+    if constexpr (ASYNC && ROLLED) {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++)
         products[LAST][nt][0] = products[LAST][nt][1] = products[LAST][nt][2] = products[LAST][nt][3] = -INFINITY;
     }
-    auto score_stage = [&](int token0) {
+    auto score_stage = [&](int token0, bool first) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#pragma unroll(ONE_BY_ONE && ONE_SET ? 1 : 8)
+#pragma unroll(ROLLED ? 1 : 8)
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
           const int row = tile * 16 + r, x = tile & 1;
           uint32_t* a = fragments[ONE_SET ? 0 : x];
@@ -435,7 +435,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           if (ONE_BY_ONE) {
             wgmma_wait<0>();
             arrived<4 * NT>(d);
-            update(before, token0 + row - 16);
+            if (ROLLED || !first || tile > 0) update(before, token0 + row - 16);
           }
           wgmma_fence();
 #pragma unroll
@@ -449,7 +449,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           if (ONE_BY_ONE) continue;
           wgmma_wait<1>();
           arrived<4 * NT>(&before[0][0]);
-          update(before, token0 + row - 16);
+          if (ROLLED || !first || tile > 0) update(before, token0 + row - 16);
         }
 #endif
       } else {
@@ -483,7 +483,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
       readable = !(unreadable >> slot & 1);
       place.stage = s_ring + slot * S::STAGE_BYTES;
-      score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS);
+      score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS, sub == 0);
       __syncwarp();
       const int part = (sub + S::RING) % S::STAGES, number = unit + (sub + S::RING) / S::STAGES;
       issue(slot, part, number, 0);
