@@ -22,12 +22,12 @@ constexpr Path ON_THIS_ARCH =
     P;
 #endif
 
-// Geometry of one instantiation. PAGE_WARPS: warps that share a page (1 or 4).
+// Geometry of one instantiation. PAGE_WARPS: warps that share a page (1, 2 or 4).
 template <Keys K, Path P, int NT, int PAGE_WARPS>
 struct Shape {
   // One block of 16 warps instead of two of eight: measured on an H200 (driver 580.159; 8, 32 and 128 requests of 128K tokens), f16
   // 26.6 / 81.7 / 296 us and 26.1 / 84.2 / 312.
-  static constexpr int WARPS = K == Keys::NVFP4 && PAGE_WARPS == 1 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
+  static constexpr int WARPS = K == Keys::NVFP4 && PAGE_WARPS != 4 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
   // Two stages of 64 rows a page, of which one is refilled while the other is worked on, are faster than one of a page although that
   // is one copy where scales follow codes (H200, driver 580.159, NVFP4 keys and bf16 queries, 8, 32 and 128 requests of 128K tokens:
@@ -58,7 +58,7 @@ MSA_DEVICE int pages_of(const Batch& batch, int request) {
   return r.rows > 0 ? (r.tokens + BLOCK - 1) / BLOCK : 0;
 }
 
-// A unit is one page for each warp, or one page for all four.
+// A unit is one page for each warp, each two or all four.
 template <int PAGE_WARPS>
 constexpr int UNIT_PAGES = 4 / PAGE_WARPS;
 
@@ -143,6 +143,12 @@ MSA_DEVICE int warp_maxima(float* v, int r) {
   return index;
 }
 
+// A choice when compiled, as an argument.
+template <bool B>
+struct Flag {
+  static constexpr bool VALUE = B;
+};
+
 template <Keys K, Path VARIANT, int NT, int PAGE_WARPS>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void index_score(const IndexArguments& p) {
@@ -151,6 +157,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   using Codes = Nvfp4<S::TABLE>;
   constexpr Mma M = IS_BF16<P> ? Mma::BF16 : Mma::F16;
   constexpr bool ASYNC = P != Path::F16 && P != Path::BF16;
+  // Whether units that are masked and others have code of their own. Measured on an H200 (driver 580.159; eight rows of 32 requests of
+  // 128K tokens): E4M3 products 87.2 us without and 84.8 with; f16 products have too few registers, one row and two tiles gain nothing.
+  constexpr bool MASKED_APART = K == Keys::NVFP4 && P == Path::WGMMA && NT == 4;
   constexpr int ROW = KeyBytes<K>::ROW, SCALE = KeyBytes<K>::SCALE;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
@@ -179,7 +188,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 
   // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
-  const int page_warp = PAGE_WARPS == 1 ? w : 0, row0 = PAGE_WARPS == 4 ? 32 * w : 0;
+  const int page_warp = w / PAGE_WARPS, row0 = S::UNIT_ROWS * (w % PAGE_WARPS);
   const uint32_t me = group * gridDim.x + blockIdx.x, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
   int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
@@ -269,10 +278,9 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       const Request request = load_request(p.batch, staged, false);
       const int pairs = min(max(request.rows * (int)p.heads - chunk, 0), S::ROWS);
       named_barrier(1 + group, 128);
-      // Opaque, so that what follows from it, done once a request, holds no registers between requests. For two tiles the
-      // compiler spills with it and not without.
+      // Opaque where registers are short, so that what follows from it, done once a request, holds none between requests.
       int least = request.tokens, thread = tid & 127;
-      if (NT != 2) asm volatile("mov.b32 %0,%0;" : "+r"(thread));
+      if constexpr (MASKED_APART) asm volatile("mov.b32 %0,%0;" : "+r"(thread));
       for (int n = thread; n < S::ROWS; n += 128) {
         const int visible = n < pairs ? visible_tokens(p.batch, request, (chunk + n) / (int)p.heads) : request.tokens;
         store_shared_32(s_visible + n * 4, visible);
@@ -376,8 +384,8 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     const bool masked = here.base + UNIT_PAGES<PAGE_WARPS> > (int)load_shared_32(s_barrier + S::RING * 8 + 4);
 
     // The scores of a tile, with its first token for this thread.
-    auto update = [&](float (*d)[4], int token) {
-      if (masked) {
+    auto update = [&](float (*d)[4], int token, auto flag) {
+      if (MASKED_APART ? decltype(flag)::VALUE : masked) {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
           const uint2 v = load_shared_64(s_visible + (nt * 8 + 2 * q) * 4);
@@ -410,7 +418,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
       for (int nt = 0; nt < NT; nt++)
         products[LAST][nt][0] = products[LAST][nt][1] = products[LAST][nt][2] = products[LAST][nt][3] = -INFINITY;
     }
-    auto score_stage = [&](int token0, bool first) {
+    auto score_stage = [&](int token0, bool first, auto flag) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #pragma unroll(ROLLED ? 1 : 8)
@@ -435,7 +443,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           if (ONE_BY_ONE) {
             wgmma_wait<0>();
             arrived<4 * NT>(d);
-            if (ROLLED || !first || tile > 0) update(before, token0 + row - 16);
+            if (ROLLED || !first || tile > 0) update(before, token0 + row - 16, flag);
           }
           wgmma_fence();
 #pragma unroll
@@ -449,7 +457,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           if (ONE_BY_ONE) continue;
           wgmma_wait<1>();
           arrived<4 * NT>(&before[0][0]);
-          if (ROLLED || !first || tile > 0) update(before, token0 + row - 16);
+          if (ROLLED || !first || tile > 0) update(before, token0 + row - 16, flag);
         }
 #endif
       } else {
@@ -471,31 +479,35 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
               mma_k16<M>(d[nt], a[4 * s + 4], a[4 * s + 5], a[4 * s + 6], a[4 * s + 7], b.z, b.w);
             }
           }
-          update(d, token0 + row);
+          update(d, token0 + row, flag);
         }
       }
     };
     bool readable = true;
+    auto score_unit = [&](auto flag) {
 #pragma unroll(S::STAGES)
-    for (int sub = 0; sub < S::STAGES; sub++) {
-      const int stage = unit * S::STAGES + sub;
-      const int slot = stage % S::RING;
-      barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
-      readable = !(unreadable >> slot & 1);
-      place.stage = s_ring + slot * S::STAGE_BYTES;
-      score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS, sub == 0);
-      __syncwarp();
-      const int part = (sub + S::RING) % S::STAGES, number = unit + (sub + S::RING) / S::STAGES;
-      issue(slot, part, number, 0);
-      if (part == S::STAGES - 1) advance(number, false);
-    }
+      for (int sub = 0; sub < S::STAGES; sub++) {
+        const int stage = unit * S::STAGES + sub;
+        const int slot = stage % S::RING;
+        barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
+        readable = !(unreadable >> slot & 1);
+        place.stage = s_ring + slot * S::STAGE_BYTES;
+        score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS, sub == 0, flag);
+        __syncwarp();
+        const int part = (sub + S::RING) % S::STAGES, number = unit + (sub + S::RING) / S::STAGES;
+        issue(slot, part, number, 0);
+        if (part == S::STAGES - 1) advance(number, false);
+      }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if constexpr (ASYNC) {
-      wgmma_wait<0>();
-      arrived<4 * NT>(&products[LAST][0][0]);
-      update(products[LAST], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r);
-    }
+      if constexpr (ASYNC) {
+        wgmma_wait<0>();
+        arrived<4 * NT>(&products[LAST][0][0]);
+        update(products[LAST], page * BLOCK + row0 + S::UNIT_ROWS - 16 + r, flag);
+      }
 #endif
+    };
+    if (MASKED_APART && masked) score_unit(Flag<true>());
+    else score_unit(Flag<false>());
     if (!readable) {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) best[nt][0] = best[nt][1] = -INFINITY;
@@ -505,24 +517,24 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     const int mine = (index >> 1) * 8 + 2 * q + (index & 1);
     const float most = best[0][0];
     const bool writer = (r & ~(2 * NT - 1)) == 0, inside = page < here.pages && page < (int)p.blocks;
-    auto write = [&](int n, float value) {
+    auto write = [&](int n, int page, float value) {
       const uint2 row = load_shared_64(s_rows + n * 8);
       float* out = (float*)((uint64_t)row.x | (uint64_t)row.y << 32);
       if (out) out[page] = __fmul_rn(value, load_shared_float(s_barrier + S::RING * 8 + 8));
     };
     if constexpr (PAGE_WARPS == 1) {
-      if (writer && inside) write(mine, most);
+      if (writer && inside) write(mine, page, most);
     } else {
       const uint32_t maxima = s_maxima + parity_maxima * 4 * S::ROWS * 4;
       parity_maxima ^= 1;
       if (writer) store_shared_float(maxima + (w * S::ROWS + mine) * 4, most);
       named_barrier(1 + group, 128);
-      const int n = tid & 127;
-      if (n < S::ROWS && inside) {
+      const int n = (tid & 127) % S::ROWS, of_unit = (tid & 127) / S::ROWS, written = here.base + of_unit;
+      if (of_unit < UNIT_PAGES<PAGE_WARPS> && written < here.pages && written < (int)p.blocks) {
         float m = -INFINITY;
 #pragma unroll
-        for (int k = 0; k < 4; k++) m = fmaxf(m, load_shared_float(maxima + (k * S::ROWS + n) * 4));
-        write(n, m);
+        for (int k = 0; k < PAGE_WARPS; k++) m = fmaxf(m, load_shared_float(maxima + ((of_unit * PAGE_WARPS + k) * S::ROWS + n) * 4));
+        write(n, written, m);
       }
     }
     if (AHEAD == 0) here = ahead;
@@ -554,6 +566,15 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   }
 
 MSA_KERNEL(index_score_n1, 1, 1)
+#define MSA_IS_NVFP4 1
+#define MSA_IS_FP8 0
+#define MSA_IS_BF16 0
+#define MSA_JOIN(A, B) A##B
+#define MSA_IS(KEYS) MSA_JOIN(MSA_IS_, KEYS)
+#if MSA_IS(MSA_KEYS)
+MSA_KERNEL(index_score_n1_pair, 1, 2)
+#else
 MSA_KERNEL(index_score_n1_quad, 1, 4)
+#endif
 MSA_KERNEL(index_score_n2, 2, 1)
 MSA_KERNEL(index_score_n4, 4, 1)

@@ -27,12 +27,13 @@ pub(crate) struct IndexChoice {
     pub(crate) pages: u32,
 }
 
-/// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
-/// request of 256, 384, 512 and 640 blocks, shared and not: fp8 3.8 us and 4.2, 4.7 and 4.6, 5.3 and 5.3; NVFP4 4.0 and 4.8, 4.8 and 4.8,
-/// 4.9 and 4.9, 5.6 and 5.6; bf16 of 256 and 512 blocks 5.4 and 6.0, 8.6 and 7.5. Eight requests of 64 blocks are 0.2 to 0.3 us
-/// faster shared.
+/// Blocks in all up to which warps share a page, so that more have work: two warps for NVFP4 keys, else four. Measured on an H200,
+/// driver 580.159, one request, shared and not: NVFP4 of 256, 512, 768 and 1,024 blocks 4.2 us and 5.2, 4.7 and 5.4, 5.7 and 6.2, 7.0 and
+/// 7.0 (four warps a page 4.5, 5.3, 6.2 and 7.6); fp8 of 256, 384 and 512 blocks 3.8 and 4.2, 4.7 and 4.6, 5.3 and 5.3; bf16 of 256 and
+/// 512 blocks 5.4 and 6.0, 8.6 and 7.5.
 const fn shared_blocks(keys: CacheFormat) -> u64 {
     match keys {
+        CacheFormat::Nvfp4 => 960,
         CacheFormat::Bf16 => 384,
         _ => 512,
     }
@@ -41,12 +42,14 @@ const fn shared_blocks(keys: CacheFormat) -> u64 {
 /// The index kernel for at most `rows` rows of a request.
 pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64) -> IndexChoice {
     let pairs = u64::from(rows) * u64::from(heads);
-    match pairs {
-        0..=8 if blocks <= shared_blocks(keys) => {
-            IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 }
+    let shared = blocks <= shared_blocks(keys);
+    match (pairs, keys) {
+        (0..=8, CacheFormat::Nvfp4) if shared => {
+            IndexChoice { symbol: "index_score_n1_pair", pairs: 8, pages: 2 }
         }
-        0..=8 => IndexChoice { symbol: "index_score_n1", pairs: 8, pages: 4 },
-        9..=16 => IndexChoice { symbol: "index_score_n2", pairs: 16, pages: 4 },
+        (0..=8, _) if shared => IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 },
+        (0..=8, _) => IndexChoice { symbol: "index_score_n1", pairs: 8, pages: 4 },
+        (9..=16, _) => IndexChoice { symbol: "index_score_n2", pairs: 16, pages: 4 },
         _ => IndexChoice { symbol: "index_score_n4", pairs: 32, pages: 4 },
     }
 }
@@ -288,11 +291,11 @@ mod tests {
     use msa_core::plan::SlotPart;
 
     #[test]
-    fn few_pages_are_shared_by_four_warps() {
+    fn few_pages_are_shared_by_warps() {
         assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 256).symbol, "index_score_n1_quad");
         assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1");
-        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 513).symbol, "index_score_n1");
-        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 512).symbol, "index_score_n1_quad");
+        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1");
+        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 768).symbol, "index_score_n1_pair");
         assert_eq!(index_choice(1, 4, CacheFormat::Bf16, 512).symbol, "index_score_n1");
         assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
         assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
@@ -314,9 +317,8 @@ mod tests {
                 let all = total_blocks(&plan, &lengths);
                 let choice = index_choice(1, 4, keys, all);
                 // As in images.toml.
-                let (threads, blocks) = match (keys, choice.symbol) {
-                    (CacheFormat::Nvfp4, "index_score_n1") => (512, 1),
-                    (CacheFormat::Nvfp4, _) => (256, 2),
+                let (threads, blocks) = match keys {
+                    CacheFormat::Nvfp4 => (512, 1),
                     _ => (256, 1),
                 };
                 let kernel = Kernel { symbol: choice.symbol, threads, shared: 0, blocks };
