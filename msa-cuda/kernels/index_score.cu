@@ -22,17 +22,19 @@ constexpr Path ON_THIS_ARCH =
     P;
 #endif
 
-// Geometry of one instantiation. PAGE_WARPS: warps that share a page (1, 2 or 4).
-template <Keys K, Path P, int NT, int PAGE_WARPS>
+// Geometry of one instantiation. PAGE_WARPS: warps that share a page (1, 2 or 4). FEW: for few pages, whose first keys should come early:
+// smaller copies, fewer of them under way (H200, driver 580.159, fp8 keys, one request of 128K and 512K tokens: 7.5 us and 19.3,
+// with FEW 6.9 and 18.8; 8 and 32 requests of 128K 34.6 and 124.8, with FEW 34.1 and 126.0).
+template <Keys K, Path P, int NT, int PAGE_WARPS, bool FEW>
 struct Shape {
   // One block of 16 warps instead of two of eight: measured on an H200 (driver 580.159; 8, 32 and 128 requests of 128K tokens), f16
   // 26.6 / 81.7 / 296 us and 26.1 / 84.2 / 312.
-  static constexpr int WARPS = K == Keys::NVFP4 && PAGE_WARPS != 4 ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
+  static constexpr int WARPS = (K == Keys::NVFP4 && PAGE_WARPS != 4) || FEW ? 16 : 8, GROUPS = WARPS / 4, THREADS = 32 * WARPS;
   static constexpr int UNIT_ROWS = BLOCK / PAGE_WARPS;  // rows of a page that one warp scores
   // Two stages of 64 rows a page, of which one is refilled while the other is worked on, are faster than one of a page although that
   // is one copy where scales follow codes (H200, driver 580.159, NVFP4 keys and bf16 queries, 8, 32 and 128 requests of 128K tokens:
   // 29.1 / 95.0 / 365 us and 32.6 / 97.9 / 368).
-  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 ? 32 : 64;
+  static constexpr int STAGE_ROWS = PAGE_WARPS == 4 || K == Keys::BF16 || FEW ? 32 : 64;
   static constexpr int STAGES = UNIT_ROWS / STAGE_ROWS;  // stages of a unit
   static constexpr int RING = PAGE_WARPS == 4 && K != Keys::BF16 ? 4 : 2;
   static constexpr int STAGE_BYTES = STAGE_ROWS * (KeyBytes<K>::ROW + KeyBytes<K>::SCALE);
@@ -149,10 +151,10 @@ struct Flag {
   static constexpr bool VALUE = B;
 };
 
-template <Keys K, Path VARIANT, int NT, int PAGE_WARPS>
+template <Keys K, Path VARIANT, int NT, int PAGE_WARPS, bool FEW>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void index_score(const IndexArguments& p) {
-  using S = Shape<K, VARIANT, NT, PAGE_WARPS>;
+  using S = Shape<K, VARIANT, NT, PAGE_WARPS, FEW>;
   constexpr Path P = ON_THIS_ARCH<K, VARIANT>;
   using Codes = Nvfp4<S::TABLE>;
   constexpr Mma M = IS_BF16<P> ? Mma::BF16 : Mma::F16;
@@ -189,6 +191,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
   // ---- load side: RING stages ahead; the page of a unit is looked up one unit early and checked when it is needed. Lane 0 looks
   // it up for all: the same load in every lane becomes a uniform register, which is waited for at once.
   const int page_warp = w / PAGE_WARPS, row0 = S::UNIT_ROWS * (w % PAGE_WARPS);
+  const uint32_t page_limit = (uint32_t)min(p.batch.pages, (uint64_t)1 << 31);
   const uint32_t me = group * gridDim.x + blockIdx.x, of = gridDim.x * S::GROUPS;
   const bool lone = p.batch.requests == 1;
   int32_t ahead_id = -1, ahead_page = -1;  // what lane 0 looked up, and what is read of it: nothing if negative
@@ -208,7 +211,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     if (number >= count || ahead.base >= ahead.pages) return;
     if (part == 0) {
       const int32_t id = __shfl_sync(FULL_WARP, ahead_id, from);
-      const bool inside = ahead.base + page_warp < ahead.pages, there = id >= 0 && (uint64_t)id < p.batch.pages;
+      const bool inside = ahead.base + page_warp < ahead.pages, there = (uint32_t)id < page_limit;
       if (inside && !there) store_shared_32(s_barrier + S::RING * 8, 1);
       ahead_page = inside && there && id != p.batch.null_page ? id : -1;
     }
@@ -411,17 +414,16 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     [[maybe_unused]] uint32_t fragments[ONE_SET ? 1 : 2][4 * STEPS];
     [[maybe_unused]] float products[ONE_BY_ONE ? 1 : 2][NT][4];
     constexpr int LAST = ONE_BY_ONE ? 0 : 1;
-    // Unrolled, the first tile of a unit finds nothing before it; rolled, scores of -inf.
-    constexpr bool ROLLED = ONE_BY_ONE && ONE_SET;
-    if constexpr (ASYNC && ROLLED) {
+    if constexpr (ASYNC) {
+      // What the first tile finds before it.
 #pragma unroll
       for (int nt = 0; nt < NT; nt++)
         products[LAST][nt][0] = products[LAST][nt][1] = products[LAST][nt][2] = products[LAST][nt][3] = -INFINITY;
     }
-    auto score_stage = [&](int token0, bool first, auto flag) {
+    auto score_stage = [&](int token0, auto flag) {
       if constexpr (ASYNC) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#pragma unroll(ROLLED ? 1 : 8)
+#pragma unroll(ONE_BY_ONE && ONE_SET ? 1 : 8)
         for (int tile = 0; tile < S::STAGE_ROWS / 16; tile++) {
           const int row = tile * 16 + r, x = tile & 1;
           uint32_t* a = fragments[ONE_SET ? 0 : x];
@@ -443,7 +445,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           if (ONE_BY_ONE) {
             wgmma_wait<0>();
             arrived<4 * NT>(d);
-            if (ROLLED || !first || tile > 0) update(before, token0 + row - 16, flag);
+            update(before, token0 + row - 16, flag);
           }
           wgmma_fence();
 #pragma unroll
@@ -457,7 +459,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
           if (ONE_BY_ONE) continue;
           wgmma_wait<1>();
           arrived<4 * NT>(&before[0][0]);
-          if (ROLLED || !first || tile > 0) update(before, token0 + row - 16, flag);
+          update(before, token0 + row - 16, flag);
         }
 #endif
       } else {
@@ -492,7 +494,7 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
         barrier_wait(s_barrier + slot * 8, (stage / S::RING) & 1);
         readable = !(unreadable >> slot & 1);
         place.stage = s_ring + slot * S::STAGE_BYTES;
-        score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS, sub == 0, flag);
+        score_stage(page * BLOCK + row0 + sub * S::STAGE_ROWS, flag);
         __syncwarp();
         const int part = (sub + S::RING) % S::STAGES, number = unit + (sub + S::RING) / S::STAGES;
         issue(slot, part, number, 0);
@@ -556,25 +558,30 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
 
 // One image a variant: MSA_KEYS and MSA_PATH come from the compiler's command line, and so do NAME_SHARED and NAME_BLOCKS,
 // which the launching side uses (images.toml).
-#define MSA_KERNEL(NAME, NT, PAGE_WARPS)                                                                          \
-  using NAME##_shape = msa::Shape<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>;                      \
+#define MSA_KERNEL(NAME, NT, PAGE_WARPS, FEW)                                                                     \
+  using NAME##_shape = msa::Shape<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS, FEW>;                 \
   static_assert(NAME##_shape::SHARED == NAME##_SHARED, "images.toml: shared bytes of " #NAME);                    \
   static_assert(NAME##_shape::BLOCKS_PER_SM == NAME##_BLOCKS, "images.toml: blocks of " #NAME);                   \
   extern "C" __global__ __launch_bounds__(NAME##_shape::THREADS, MSA_RESIDENT(NT, NAME##_BLOCKS)) void NAME(      \
       const __grid_constant__ msa::IndexArguments p) {                                                            \
-    msa::index_score<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS>(p);                                \
+    msa::index_score<msa::Keys::MSA_KEYS, msa::Path::MSA_PATH, NT, PAGE_WARPS, FEW>(p);                           \
   }
 
-MSA_KERNEL(index_score_n1, 1, 1)
-#define MSA_IS_NVFP4 1
-#define MSA_IS_FP8 0
-#define MSA_IS_BF16 0
+// Keys of an image, for the preprocessor.
+#define MSA_IS_NVFP4 4
+#define MSA_IS_FP8 8
+#define MSA_IS_BF16 16
 #define MSA_JOIN(A, B) A##B
-#define MSA_IS(KEYS) MSA_JOIN(MSA_IS_, KEYS)
-#if MSA_IS(MSA_KEYS)
-MSA_KERNEL(index_score_n1_pair, 1, 2)
+#define MSA_BITS(KEYS) MSA_JOIN(MSA_IS_, KEYS)
+
+MSA_KERNEL(index_score_n1, 1, 1, false)
+#if MSA_BITS(MSA_KEYS) == 4
+MSA_KERNEL(index_score_n1_pair, 1, 2, false)
 #else
-MSA_KERNEL(index_score_n1_quad, 1, 4)
+MSA_KERNEL(index_score_n1_quad, 1, 4, false)
 #endif
-MSA_KERNEL(index_score_n2, 2, 1)
-MSA_KERNEL(index_score_n4, 4, 1)
+#if MSA_BITS(MSA_KEYS) == 8
+MSA_KERNEL(index_score_n1_few, 1, 1, true)
+#endif
+MSA_KERNEL(index_score_n2, 2, 1, false)
+MSA_KERNEL(index_score_n4, 4, 1, false)

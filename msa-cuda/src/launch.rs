@@ -29,15 +29,17 @@ pub(crate) struct IndexChoice {
 
 /// Blocks in all up to which warps share a page, so that more have work: two warps for NVFP4 keys, else four. Measured on an H200,
 /// driver 580.159, one request, shared and not: NVFP4 of 256, 512, 768 and 1,024 blocks 4.2 us and 5.2, 4.7 and 5.4, 5.7 and 6.2, 7.0 and
-/// 7.0 (four warps a page 4.5, 5.3, 6.2 and 7.6); fp8 of 256, 384 and 512 blocks 3.8 and 4.2, 4.7 and 4.6, 5.3 and 5.3; bf16 of 256 and
-/// 512 blocks 5.4 and 6.0, 8.6 and 7.5.
+/// 7.0 (four warps a page 4.5, 5.3, 6.2 and 7.6); fp8 of 256 and 512 blocks 3.8 and 4.3, 5.4 and 5.0; bf16 of 256 and 512 blocks 5.4 and
+/// 6.0, 8.6 and 7.5.
 const fn shared_blocks(keys: CacheFormat) -> u64 {
     match keys {
         CacheFormat::Nvfp4 => 960,
-        CacheFormat::Bf16 => 384,
-        _ => 512,
+        _ => 384,
     }
 }
+
+/// Blocks in all up to which fp8 keys are scored by the kernel for few pages; measured beside its geometry in index_score.cu.
+const FEW_BLOCKS: u64 = 1 << 13;
 
 /// The index kernel for at most `rows` rows of a request.
 pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64) -> IndexChoice {
@@ -48,6 +50,9 @@ pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64
             IndexChoice { symbol: "index_score_n1_pair", pairs: 8, pages: 2 }
         }
         (0..=8, _) if shared => IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 },
+        (0..=8, CacheFormat::E4m3) if blocks <= FEW_BLOCKS => {
+            IndexChoice { symbol: "index_score_n1_few", pairs: 8, pages: 4 }
+        }
         (0..=8, _) => IndexChoice { symbol: "index_score_n1", pairs: 8, pages: 4 },
         (9..=16, _) => IndexChoice { symbol: "index_score_n2", pairs: 16, pages: 4 },
         _ => IndexChoice { symbol: "index_score_n4", pairs: 32, pages: 4 },
@@ -293,7 +298,8 @@ mod tests {
     #[test]
     fn few_pages_are_shared_by_warps() {
         assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 256).symbol, "index_score_n1_quad");
-        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1");
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1_few");
+        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1 << 14).symbol, "index_score_n1");
         assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1");
         assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 768).symbol, "index_score_n1_pair");
         assert_eq!(index_choice(1, 4, CacheFormat::Bf16, 512).symbol, "index_score_n1");
@@ -317,11 +323,11 @@ mod tests {
                 let all = total_blocks(&plan, &lengths);
                 let choice = index_choice(1, 4, keys, all);
                 // As in images.toml.
-                let (threads, blocks) = match keys {
-                    CacheFormat::Nvfp4 => (512, 1),
-                    _ => (256, 1),
+                let threads = match (keys, choice.symbol) {
+                    (CacheFormat::Nvfp4, _) | (_, "index_score_n1_few") => 512,
+                    _ => 256,
                 };
-                let kernel = Kernel { symbol: choice.symbol, threads, shared: 0, blocks };
+                let kernel = Kernel { symbol: choice.symbol, threads, shared: 0, blocks: 1 };
                 let grid = index_grid(&plan, &lengths, &choice, &kernel);
                 let wanted = u64::from(units - units / 16).min(all / 2);
                 assert!(u64::from(grid.x) >= wanted, "{keys:?} {requests} of {kv}: {} blocks", grid.x);
