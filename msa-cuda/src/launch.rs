@@ -18,6 +18,8 @@ pub(crate) fn index_symbol(kernel: IndexKernel) -> Option<&'static str> {
     match kernel {
         IndexKernel::None => None,
         IndexKernel::Shared => Some("index_score_n1_quad"),
+        IndexKernel::Paired => Some("index_score_n1_pair"),
+        IndexKernel::Few => Some("index_score_n1_few"),
         IndexKernel::Eight => Some("index_score_n1"),
         IndexKernel::Sixteen => Some("index_score_n2"),
         IndexKernel::ThirtyTwo => Some("index_score_n4"),
@@ -42,11 +44,12 @@ pub(crate) fn has_an_sm_each(grid: Grid, sms: u32) -> bool {
     u64::from(grid.x) * u64::from(grid.y) <= sms.into()
 }
 
-/// Blocks for so many units, of which each warpgroup of a block takes one at once.
+/// Blocks for so many units, of which each warpgroup of a block takes one at once: the first of every SM before the second of any.
 fn index_blocks(units: u64, kernel: &Kernel, sms: u32) -> u32 {
     let groups = u64::from((kernel.threads / 128).max(1));
-    let most = u64::from(sms.max(1)) * u64::from(kernel.blocks.max(1));
-    u32::try_from(units.div_ceil(groups).clamp(1, most)).unwrap_or(u32::MAX)
+    let sms = u64::from(sms.max(1));
+    let most = sms * u64::from(kernel.blocks.max(1));
+    u32::try_from(units.div_ceil(groups).max(units.min(sms)).clamp(1, most)).unwrap_or(u32::MAX)
 }
 
 /// The kernel of selection that the plan names, if there is one.
@@ -307,9 +310,9 @@ mod tests {
                 let kernel = kernel_of(&image, index_symbol(plan.index_kernel).unwrap());
                 kernels.insert((image, kernel.symbol));
                 let (grid, sms) = (index_grid(&plan, &lengths, &kernel), traits.units);
-                // The kernel divides units of pages evenly over the warpgroups of the grid.
+                // The kernel deals units of pages over the warpgroups of the grid, the first of every block before the second of any.
                 let units = requests * kv.div_ceil(128 * plan.index_kernel.pages());
-                let of_units = units.div_ceil(kernel.threads / 128).min(sms * kernel.blocks);
+                let of_units = units.div_ceil(kernel.threads / 128).max(units.min(sms)).min(sms * kernel.blocks);
                 assert_eq!(grid.x, of_units, "{}: {requests} of {kv}", plan.variant);
                 if requests * kv.div_ceil(128) >= sms && grid.x * grid.y < sms && traits.arch == Arch::Sm90a {
                     short.insert((plan.index_kernel, requests, kv, grid.x * grid.y));
@@ -320,23 +323,24 @@ mod tests {
     }
 
     /// Sixteen requests of 8.7K tokens once took 16 of 152 SMs. Where there are as many blocks of tokens as SMs, every SM has a block
-    /// of threads; in three cases four of 132 have none, where each warpgroup of the others has one unit of work or two: the time is
-    /// that of the units, and no SM would have fewer. Several rows take pages by fours, and one short request then leaves SMs idle.
+    /// of threads; in one case, of 256 pages by twos, four of 132 have none, and no SM would have fewer pages. Several rows take
+    /// pages by fours, and one short request then leaves SMs idle.
     #[test]
     fn p03_index_grids_fill_the_machine() {
-        use IndexKernel::{Eight, Shared, Sixteen, ThirtyTwo};
+        use IndexKernel::{Paired, Sixteen, ThirtyTwo};
         let mut kernels = BTreeSet::new();
         let one = short_grids(1, &mut kernels);
-        assert_eq!(one, [(Shared, 1, 32_768, 128), (Eight, 1, 262_144, 128), (Eight, 4, 32_768, 128)]);
+        assert_eq!(one, [(Paired, 1, 32_768, 128)]);
         for (rows, kernel) in [(4, Sixteen), (8, ThirtyTwo)] {
-            let short = [(1, 32_768, 32), (4, 8_700, 34), (4, 32_768, 128)];
+            let short = [(1, 32_768, 64), (4, 8_700, 68)];
             let short = short.map(|(requests, kv, blocks)| (kernel, requests, kv, blocks));
             assert_eq!(short_grids(rows, &mut kernels), short, "{rows} rows");
         }
         // Every kernel of every image.
         let images: BTreeSet<&str> = kernels.iter().map(|(image, _)| image.as_str()).collect();
-        let named = include_str!("../kernels/images.toml").matches("name = \"index_score.").count();
-        assert_eq!((images.len(), kernels.len()), (named, 4 * named), "{kernels:?}");
+        let named = |what| include_str!("../kernels/images.toml").matches(what).count();
+        let (own, symbols) = (named("name = \"index_score."), named("symbol = \"index_score_n"));
+        assert_eq!((images.len(), kernels.len()), (own, symbols), "{kernels:?}");
     }
 
     #[test]
@@ -358,10 +362,11 @@ mod tests {
     }
 
     #[test]
-    fn every_warpgroup_of_a_grid_has_a_unit() {
+    fn every_sm_has_a_unit_before_one_has_two() {
         let kernel = |threads, blocks| Kernel { symbol: "index_score_n1", threads, shared: 0, blocks };
         let blocks = |units| [(256, 2), (512, 1)].map(|(t, b)| index_blocks(units, &kernel(t, b), 132));
-        assert_eq!([0, 1, 10, 256, 1 << 20].map(blocks), [[1, 1], [1, 1], [5, 3], [128, 64], [264, 132]]);
+        assert_eq!([0, 1, 10, 256].map(blocks), [[1, 1], [1, 1], [10, 10], [132, 132]]);
+        assert_eq!([300, 500, 1 << 20].map(blocks), [[150, 132], [250, 132], [264, 132]]);
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub enum IndexKernel {
     Sixteen = 3,
     /// Thirty-two pairs; each of four warps has a page.
     ThirtyTwo = 4,
+    /// Eight pairs of NVFP4 keys; two warps share a page.
+    Paired = 5,
+    /// Eight pairs of fp8 keys; each of four warps has a page, in smaller copies, of which fewer are under way.
+    Few = 6,
 }
 names!(IndexKernel {
     None = "none",
@@ -30,6 +34,8 @@ names!(IndexKernel {
     Eight = "eight",
     Sixteen = "sixteen",
     ThirtyTwo = "thirty_two",
+    Paired = "paired",
+    Few = "few",
 });
 
 impl IndexKernel {
@@ -37,7 +43,7 @@ impl IndexKernel {
     pub const fn pairs(self) -> u32 {
         match self {
             Self::None => 0,
-            Self::Shared | Self::Eight => 8,
+            Self::Shared | Self::Paired | Self::Few | Self::Eight => 8,
             Self::Sixteen => 16,
             Self::ThirtyTwo => 32,
         }
@@ -48,7 +54,20 @@ impl IndexKernel {
         match self {
             Self::None => 0,
             Self::Shared => 1,
-            Self::Eight | Self::Sixteen | Self::ThirtyTwo => 4,
+            Self::Paired => 2,
+            Self::Few | Self::Eight | Self::Sixteen | Self::ThirtyTwo => 4,
+        }
+    }
+
+    /// True if there is such a kernel for these keys.
+    pub const fn reads(self, keys: CacheFormat) -> bool {
+        let (nvfp4, fp8) = (matches!(keys, CacheFormat::Nvfp4), matches!(keys, CacheFormat::E4m3));
+        match self {
+            Self::None => false,
+            Self::Shared => !nvfp4,
+            Self::Paired => nvfp4,
+            Self::Few => fp8,
+            Self::Eight | Self::Sixteen | Self::ThirtyTwo => true,
         }
     }
 }
@@ -152,15 +171,20 @@ impl AppendPlan {
     }
 }
 
-/// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
-/// request, shared and not: 256 blocks 4.2 us and 6.0 (an earlier kernel); 1,024 blocks with the selection after them, fp8 13.6
-/// and 13.3, NVFP4 12.6 and 13.8 (a page takes a warp longer).
+/// Blocks in all up to which warps share a page, so that more have work: two warps for NVFP4 keys, else four. Measured on an H200,
+/// driver 580.159, one request, shared and not: NVFP4 of 256, 512, 768 and 1,024 blocks 4.2 us and 5.2, 4.7 and 5.4, 5.7 and 6.2, 7.0 and
+/// 7.0 (four warps a page 4.5, 5.3, 6.2 and 7.6); fp8 of 256 and 512 blocks 3.8 and 4.3, 5.4 and 5.0; bf16 of 256 and 512 blocks 5.4 and
+/// 6.0, 8.6 and 7.5.
 const fn shared_blocks(keys: CacheFormat) -> u64 {
     match keys {
-        CacheFormat::Nvfp4 => 1100,
-        _ => 768,
+        CacheFormat::Nvfp4 => 960,
+        _ => 384,
     }
 }
+
+/// Blocks in all up to which fp8 keys have the kernel for few pages. Measured on an H200, driver 580.159, few and not: one request of
+/// 1,024 and 4,096 blocks 6.9 us and 7.5, 18.8 and 19.3; 8 and 32 requests of 1,024 blocks 34.1 and 34.6, 126.0 and 124.8.
+const FEW_BLOCKS: u64 = 1 << 13;
 
 /// Most lists that a team of warps selects each; of more, each has one warp. Measured on an H200 (driver 580.159) as what selection
 /// adds to scoring at 128K tokens, team and warp: 32 lists 2.3 and 2.6 us (fp8), 128 lists 2.9 and 2.9 (of one row) and 4.8 and 4.2
@@ -201,10 +225,13 @@ fn index(op: &IndexScore, given: &Given) -> IndexKernel {
     let heads = u64::from(op.geometry.index_heads);
     let pairs = u64::from(given.lengths.max_query_len()) * heads;
     let blocks = given.request_blocks(&op.geometry).map(|(.., blocks)| blocks);
-    match pairs {
-        0..=8 if blocks.fold(0, u64::saturating_add) <= shared_blocks(op.keys) => IndexKernel::Shared,
-        0..=8 => IndexKernel::Eight,
-        9..=16 => IndexKernel::Sixteen,
+    let blocks = blocks.fold(0, u64::saturating_add);
+    match (pairs, op.keys) {
+        (0..=8, CacheFormat::Nvfp4) if blocks <= shared_blocks(op.keys) => IndexKernel::Paired,
+        (0..=8, _) if blocks <= shared_blocks(op.keys) => IndexKernel::Shared,
+        (0..=8, CacheFormat::E4m3) if blocks <= FEW_BLOCKS => IndexKernel::Few,
+        (0..=8, _) => IndexKernel::Eight,
+        (9..=16, _) => IndexKernel::Sixteen,
         _ => IndexKernel::ThirtyTwo,
     }
 }
@@ -266,18 +293,29 @@ mod tests {
     }
 
     #[test]
-    fn few_pages_are_shared_by_four_warps() {
+    fn few_pages_are_shared_by_warps() {
         use CacheFormat::{Bf16, E4m3, Nvfp4};
-        for (keys, last) in [(E4m3, 768), (Bf16, 768), (Nvfp4, 1100)] {
-            assert_eq!(index_kernel(keys, 1, 1, last * 128), IndexKernel::Shared, "{keys:?}");
-            assert_eq!(index_kernel(keys, 1, 1, last * 128 + 1), IndexKernel::Eight, "{keys:?}");
-            assert_eq!(index_kernel(keys, 2, 2, last * 64), IndexKernel::Shared, "all requests, {keys:?}");
-            assert_eq!(index_kernel(keys, 2, 2, last * 64 + 1), IndexKernel::Eight, "all requests, {keys:?}");
-            assert_eq!(index_kernel(keys, 1, 3, 128), IndexKernel::Sixteen, "{keys:?}");
-            assert_eq!(index_kernel(keys, 1, 5, 128), IndexKernel::ThirtyTwo, "{keys:?}");
+        use IndexKernel::{Eight, Few, Paired, Shared, Sixteen, ThirtyTwo};
+        let borders = [
+            (E4m3, 384, Shared, Few),
+            (E4m3, 8192, Few, Eight),
+            (Bf16, 384, Shared, Eight),
+            (Nvfp4, 960, Paired, Eight),
+        ];
+        for (keys, last, until, then) in borders {
+            assert_eq!(index_kernel(keys, 1, 1, last * 128), until, "{keys:?}");
+            assert_eq!(index_kernel(keys, 1, 1, last * 128 + 1), then, "{keys:?}");
+            assert_eq!(index_kernel(keys, 2, 2, last * 64), until, "all requests, {keys:?}");
+            assert_eq!(index_kernel(keys, 2, 2, last * 64 + 1), then, "all requests, {keys:?}");
+            assert_eq!(index_kernel(keys, 1, 3, 128), Sixteen, "{keys:?}");
+            assert_eq!(index_kernel(keys, 1, 5, 128), ThirtyTwo, "{keys:?}");
+            assert!([until, then, Sixteen, ThirtyTwo].iter().all(|kernel| kernel.reads(keys)), "{keys:?}");
         }
-        assert_eq!((IndexKernel::Shared.pairs(), IndexKernel::Shared.pages()), (8, 1));
-        assert_eq!((IndexKernel::ThirtyTwo.pairs(), IndexKernel::Eight.pages()), (32, 4));
+        assert!(!Shared.reads(Nvfp4) && !Paired.reads(Bf16) && !Few.reads(Bf16));
+        assert!(!IndexKernel::None.reads(E4m3));
+        let kernels = [Shared, Paired, Few, Eight, Sixteen, ThirtyTwo];
+        let shapes = kernels.map(|kernel| (kernel.pairs(), kernel.pages()));
+        assert_eq!(shapes, [(8, 1), (8, 2), (8, 4), (8, 4), (16, 4), (32, 4)]);
     }
 
     #[test]

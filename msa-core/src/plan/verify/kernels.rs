@@ -13,18 +13,19 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
     use Arch::{Sm90a, Sm100a, Sm100f, Sm103a, Sm107a};
     let nvidia = matches!(plan.traits.arch, Sm90a | Sm100a | Sm100f | Sm103a | Sm107a);
     let (scores, select, appends, decodes) = match &plan.op {
-        Op::IndexScore(_) => (true, None, false, false),
-        Op::Select(op) => (false, Some(op), false, false),
-        Op::Append(_) => (false, None, true, false),
-        Op::SparseDecode(_) => (false, None, false, true),
-        Op::Step(step) => (true, Some(&step.select), step.appends, !step.prefill),
-        Op::SparsePrefill(_) | Op::Merge(_) | Op::SelectMerge(_) => (false, None, false, false),
+        Op::IndexScore(op) => (Some(op.keys), None, false, false),
+        Op::Select(op) => (None, Some(op), false, false),
+        Op::Append(_) => (None, None, true, false),
+        Op::SparseDecode(_) => (None, None, false, true),
+        Op::Step(step) => (Some(step.index.keys), Some(&step.select), step.appends, !step.prefill),
+        Op::SparsePrefill(_) | Op::Merge(_) | Op::SelectMerge(_) => (None, None, false, false),
     };
-    let arch = plan.traits.arch;
-    let index = plan.index_kernel;
-    holds((index != IndexKernel::None) == (nvidia && scores), || {
-        format!("index_kernel: {index} for {} on {arch}", plan.op.name())
-    })?;
+    let (arch, index) = (plan.traits.arch, plan.index_kernel);
+    let fits = match scores.filter(|_| nvidia) {
+        Some(keys) => index.reads(keys),
+        None => index == IndexKernel::None,
+    };
+    holds(fits, || format!("index_kernel: {index} for {} on {arch}", plan.op.name()))?;
     check_select(plan, select.filter(|_| nvidia))?;
     check_append(plan, nvidia && appends)?;
     check_decode(plan, nvidia && decodes)

@@ -24,11 +24,12 @@ fn kernels_are_those_that_the_plan_names() {
         let device = device();
         for (line, want) in [
             (INDEX, "index_score_n2"),
-            ("index_score(len=[1x300],ik=nvfp4,iq=e4m3)", "index_score_n1_quad"),
-            ("index_score(len=[1x98432],ik=fp8,iq=e4m3)", "index_score_n1"),
-            ("index_score(len=[1x98304],ik=fp8,iq=e4m3)", "index_score_n1_quad"),
-            ("index_score(len=[1x140800],ik=nvfp4,iq=e4m3)", "index_score_n1_quad"),
-            ("index_score(len=[1x140801],ik=nvfp4,iq=e4m3)", "index_score_n1"),
+            ("index_score(len=[1x300],ik=nvfp4,iq=e4m3)", "index_score_n1_pair"),
+            ("index_score(len=[1x49280],ik=fp8,iq=e4m3)", "index_score_n1_few"),
+            ("index_score(len=[1x1048704],ik=fp8,iq=e4m3)", "index_score_n1"),
+            ("index_score(len=[1x49152],ik=fp8,iq=e4m3)", "index_score_n1_quad"),
+            ("index_score(len=[1x122880],ik=nvfp4,iq=e4m3)", "index_score_n1_pair"),
+            ("index_score(len=[1x122881],ik=nvfp4,iq=e4m3)", "index_score_n1"),
             ("index_score(len=[5x300],ik=nvfp4,iq=e4m3)", "index_score_n4"),
             (SELECT, "select_by_four"),
             ("select(len=[1x140000])", "select_by_eight"),
@@ -47,9 +48,9 @@ fn kernels_are_those_that_the_plan_names() {
         assert_eq!(step, want);
         // Where a team of warps suits the lists, attention selects them, up to 1,024 blocks a row.
         let short = launched(&Work::new(&device, "step(len=[1x131072],kv=fp8,ik=fp8)"));
-        assert_eq!(short, ["index_score_n1", "sparse_decode_lone"]);
+        assert_eq!(short, ["index_score_n1_few", "sparse_decode_lone"]);
         let long = launched(&Work::new(&device, "step(len=[1x131073],kv=fp8,ik=fp8)"));
-        assert_eq!(long, ["index_score_n1", "select_by_eight", "sparse_decode_lone"]);
+        assert_eq!(long, ["index_score_n1_few", "select_by_eight", "sparse_decode_lone"]);
     });
 }
 
