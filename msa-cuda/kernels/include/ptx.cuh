@@ -80,11 +80,6 @@ MSA_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.alig
 // Brings the line of an address to the L2.
 MSA_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// The same of a range; both are multiples of 16 bytes.
-MSA_DEVICE void prefetch_l2(const void* p, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(p), "r"(bytes));
-}
-
 // ---- barriers and bulk copies ----
 MSA_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
