@@ -197,8 +197,7 @@ impl Case {
             ..Attention::default()
         };
         let any = Op::SparseDecode(op.clone());
-        let mut case =
-            if random.chance(15) { Self::many(random, any) } else { Self::empty(random, any, 40) };
+        let mut case = if random.chance(15) { Self::many(random, any) } else { Self::empty(random, any, 40) };
         case.options.splits = random
             .pick(&[None, None, None, Some(1), Some(2), Some(5), Some(16), Some(40)])
             .filter(|&s| s <= geometry.top_k);
