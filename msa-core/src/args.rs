@@ -4,6 +4,8 @@ mod contract;
 
 pub use contract::{Access, ArgSpec, Axis, Contract, Extents, contract};
 
+use std::fmt;
+
 use crate::cache::{IndexCache, KvCache};
 use crate::tensor::Tensor;
 use crate::text::names;
@@ -120,10 +122,13 @@ pub struct KScale(pub Tensor);
 #[derive(Debug, Clone, Copy)]
 pub struct VScale(pub Tensor);
 
-/// The tensors and caches of one run. Nothing is owned; addresses must stay valid until the work is done.
-#[derive(Debug, Clone, Default)]
+/// The tensors and caches of one run. Nothing is owned; addresses must stay valid until the work is done. Making one
+/// allocates nothing: a run's arguments can be put together on the way to `enqueue`.
+#[derive(Clone)]
 pub struct Args {
-    tensors: Vec<(Role, Tensor)>,
+    /// The first `count` are there, one a role.
+    tensors: [(Role, Tensor); MOST_TENSORS],
+    count: usize,
     /// KV cache, where the op reads or writes one.
     pub kv_cache: Option<KvCache>,
     /// Index cache, where the op reads or writes one.
@@ -139,16 +144,32 @@ impl Args {
     /// Adds or replaces the tensor of a role.
     #[must_use]
     pub fn with(mut self, role: Role, tensor: Tensor) -> Self {
-        self.tensors.retain(|(r, _)| *r != role);
-        self.tensors.push((role, tensor));
+        self.set(role, tensor);
         self
+    }
+
+    /// Adds or replaces the tensor of a role.
+    pub(crate) fn set(&mut self, role: Role, tensor: Tensor) {
+        self.remove(role);
+        // One a role: there is room for each.
+        if let Some(place) = self.tensors.get_mut(self.count) {
+            *place = (role, tensor);
+            self.count += 1;
+        }
+    }
+
+    fn remove(&mut self, role: Role) {
+        if let Some(at) = self.tensors().iter().position(|(r, _)| *r == role) {
+            self.tensors.copy_within(at + 1..self.count, at);
+            self.count -= 1;
+        }
     }
 
     /// Leaves out the tensor of a role.
     #[must_use]
     pub fn without(&self, role: Role) -> Self {
         let mut args = self.clone();
-        args.tensors.retain(|(r, _)| *r != role);
+        args.remove(role);
         args
     }
 
@@ -174,11 +195,60 @@ impl Args {
 
     /// The tensor of a role.
     pub fn tensor(&self, role: Role) -> Option<&Tensor> {
-        self.tensors.iter().find(|(r, _)| *r == role).map(|(_, t)| t)
+        self.tensors().iter().find(|(r, _)| *r == role).map(|(_, t)| t)
     }
 
-    /// Every tensor with its role.
+    /// Every tensor with its role, the one added last at the end.
     pub fn tensors(&self) -> &[(Role, Tensor)] {
-        &self.tensors
+        self.tensors.get(..self.count).unwrap_or_default()
+    }
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        let nothing = (Role::Query, Tensor::NOTHING);
+        Self { tensors: [nothing; MOST_TENSORS], count: 0, kv_cache: None, index_cache: None }
+    }
+}
+
+impl fmt::Debug for Args {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Args");
+        out.field("tensors", &self.tensors());
+        out.field("kv_cache", &self.kv_cache).field("index_cache", &self.index_cache).finish()
+    }
+}
+
+/// Roles there are, each of which has one tensor at most.
+const MOST_TENSORS: usize = Role::IndexKeyScale as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Numbered;
+    use crate::tensor::DType;
+
+    #[test]
+    fn every_role_has_a_place_and_the_last_tensor_of_a_role_stays() {
+        assert_eq!(Role::VALUES.len(), MOST_TENSORS);
+        let tensor = |address| Tensor::contiguous(address, DType::F32, &[3]).unwrap();
+        let all = |first: u64| {
+            let roles = Role::VALUES.iter().rev().enumerate();
+            roles.map(move |(n, &role)| (role, tensor(first + 4 * n as u64))).collect::<Vec<_>>()
+        };
+        let mut args = Args::new();
+        for (role, tensor) in all(64).into_iter().chain(all(1 << 20)) {
+            args = args.with(role, tensor);
+        }
+        assert_eq!(args.tensors(), all(1 << 20));
+        assert_eq!(
+            args.tensor(Role::Lse),
+            all(1 << 20).iter().find(|(r, _)| *r == Role::Lse).map(|(_, t)| t)
+        );
+        let mut fewer = all(1 << 20);
+        fewer.retain(|(role, _)| *role != Role::Slots);
+        assert_eq!(args.without(Role::Slots).tensors(), fewer);
+        assert_eq!(args.without(Role::Slots).without(Role::Slots).tensors(), fewer);
+        assert!(Args::new().without(Role::Query).tensors().is_empty());
     }
 }

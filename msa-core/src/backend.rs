@@ -62,8 +62,9 @@ pub trait Prepared: Send + Sync {
     /// The plan.
     fn plan(&self) -> &Plan;
 
-    /// Enqueues the work on `stream` and returns: no allocation on the device, no synchronisation, capturable in a
-    /// graph. On an error nothing was enqueued and nothing is written.
+    /// Enqueues the work on `stream` and returns: no allocation, on the device or the host, no synchronisation, capturable
+    /// in a graph. On an error nothing was enqueued and nothing is written. The CPU reference does the work in the call, and
+    /// allocates for it.
     ///
     /// # Safety
     /// Every address in `args` and `workspace` must be valid on this device for its whole span until the work is

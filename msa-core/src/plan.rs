@@ -11,6 +11,7 @@ mod decode_cost;
 mod derive;
 mod given;
 mod index;
+mod kernels;
 mod merge;
 mod options;
 mod parts;
@@ -24,6 +25,7 @@ mod tests;
 mod verify;
 mod workspace;
 
+pub use kernels::{AppendPlan, IndexKernel, SelectKernel};
 pub use options::{PlanOptions, Schedule, ScheduleChoice};
 pub use parts::{
     BlockPart, ContextParallel, DecodeBlocks, PrefillPlan, RowWindow, Segment, SegmentWindow, SlotPart,
@@ -43,7 +45,7 @@ use crate::text::{self, Node, Visitor};
 use crate::variant::{self, Variant};
 
 /// Version of the text form and of the meaning of the fields.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// Bytes of the status words at the start of every workspace: one that all kernels of a run share, and 1,023 for the blocks of
 /// a kernel that must not wait for another to clear it.
@@ -81,6 +83,9 @@ pub fn plan(
         batch_invariant: derived.batch_invariant,
         slot_parts: derived.slot_parts,
         decode_blocks: derived.decode_blocks,
+        index_kernel: derived.index_kernel,
+        select_kernel: derived.select_kernel,
+        append: derived.append,
         block_parts: derived.block_parts,
         prefill: derived.prefill,
         windows: derived.windows,
@@ -145,6 +150,12 @@ pub struct Plan {
     pub slot_parts: Vec<SlotPart>,
     /// Decode: how blocks of threads take those parts.
     pub decode_blocks: DecodeBlocks,
+    /// Index scoring: the kernel.
+    pub index_kernel: IndexKernel,
+    /// Selection: the kernel.
+    pub select_kernel: SelectKernel,
+    /// Append: how launches take their rows.
+    pub append: AppendPlan,
     /// Index scoring: blocks of each request, divided over parts.
     pub block_parts: Vec<BlockPart>,
     /// Prefill: segments, candidate schedules and their limits.
@@ -184,7 +195,14 @@ impl Plan {
     }
 
     /// Parses the text form. The result is well formed, not yet verified.
+    ///
+    /// # Errors
+    /// A text of another version, by its first line; else the first line that is not as [`Plan::to_text`] writes it.
     pub fn from_text(source: &str) -> Result<Self> {
+        let first = source.lines().next().and_then(|line| line.strip_prefix("plan.version = "));
+        if let Some(version) = first.and_then(|text| text.trim().parse::<u32>().ok()) {
+            verify::holds(version == PLAN_VERSION, || format!("version {version} is not {PLAN_VERSION}"))?;
+        }
         let mut plan = Self::default();
         text::parse(&mut plan, "plan", source)?;
         Ok(plan)
@@ -225,6 +243,9 @@ impl Node for Plan {
         visitor.leaf(&name("batch_invariant"), &mut self.batch_invariant)?;
         text::visit_list(&mut self.slot_parts, &name("slot_parts"), visitor)?;
         visitor.leaf(&name("decode_blocks"), &mut self.decode_blocks)?;
+        visitor.leaf(&name("index_kernel"), &mut self.index_kernel)?;
+        visitor.leaf(&name("select_kernel"), &mut self.select_kernel)?;
+        self.append.visit(&name("append"), visitor)?;
         text::visit_list(&mut self.block_parts, &name("block_parts"), visitor)?;
         self.prefill.visit(&name("prefill"), visitor)?;
         text::visit_list(&mut self.windows, &name("windows"), visitor)?;

@@ -96,6 +96,10 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// A scalar at address zero: fills a place that holds no tensor.
+    pub(crate) const NOTHING: Self =
+        Self { address: 0, dtype: DType::F32, rank: 0, shape: [1; MAX_RANK], strides: [0; MAX_RANK] };
+
     /// A row-major tensor without gaps. At most [`MAX_RANK`] axes.
     pub fn contiguous(address: u64, dtype: DType, shape: &[u64]) -> Result<Self> {
         let mut strides = [0; MAX_RANK];

@@ -1,10 +1,10 @@
 //! Decode timings: medians of graph replays over rotated inputs beyond the L2, M3 shape.
 //!
-//! `bench [quick] [rows=N] [index] [sparse] [step] [append] [select] [split] [world] [checked] [only=NAME ...]`. Prints microseconds for B =
-//! 1, 8, 32 and 128 requests: index scoring with and without selection, and sparse decode; with `step` the composite, and its stages
-//! as operations of their own; with `append` or `select` that alone; with `split` the bytes a second of index scoring beside those of
-//! a copy, few requests; with `world` index scoring and selection shared by two GPUs; with `checked` under checked plans. Index scoring is of several contexts and rows; `quick` and `rows=N`
-//! leave 128K tokens with one or N rows.
+//! `bench [quick] [rows=N] [context=N] [index] [sparse] [step] [append] [select] [split] [world] [checked] [only=NAME ...]`. Prints
+//! microseconds for B = 1, 8, 32 and 128 requests: index scoring with and without selection, and sparse decode; with `step` the composite,
+//! and its stages as operations of their own; with `append` or `select` that alone; with `split` the bytes a second of index scoring beside
+//! those of a copy, few requests; with `world` index scoring and selection shared by two GPUs; with `checked` under checked plans. Index
+//! scoring is of several contexts and rows; `quick`, `rows=N` and `context=N` leave N tokens, else 128K, with N rows or one.
 
 #[path = "bench/append.rs"]
 mod append;
@@ -71,8 +71,11 @@ fn run() -> Result<()> {
         step::run(&bench)?;
     }
     if named("index") || rest {
-        let rows = std::env::args().find_map(|a| a.strip_prefix("rows=").and_then(|n| n.parse().ok()));
-        index_rows(&bench, rows.or(named("quick").then_some(1)))?;
+        let number =
+            |name: &str| std::env::args().find_map(|a| a.strip_prefix(name).and_then(|n| n.parse().ok()));
+        let (context, rows) = (number("context="), number("rows="));
+        let only = named("quick") || context.is_some() || rows.is_some();
+        index_rows(&bench, only.then_some((context.unwrap_or(131_072), rows.unwrap_or(1))))?;
     }
     if named("sparse") || rest {
         sparse::run(&bench, named("quick"))?;
@@ -80,7 +83,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-fn index_rows(bench: &Bench<'_>, only_rows: Option<u64>) -> Result<()> {
+fn index_rows(bench: &Bench<'_>, only: Option<(u64, u64)>) -> Result<()> {
     for (name, query, keys, precision) in [
         ("fp8 faithful", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Faithful),
         ("fp8 fast", DType::E4m3, CacheFormat::E4m3, ScorePrecision::Fast),
@@ -93,10 +96,9 @@ fn index_rows(bench: &Bench<'_>, only_rows: Option<u64>) -> Result<()> {
         if !chosen(name) {
             continue;
         }
-        for (context, rows) in [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)] {
-            if only_rows.is_some_and(|only| context != 131_072 || rows != only) {
-                continue;
-            }
+        let all = [(32_768, 1), (131_072, 1), (524_288, 1), (131_072, 4), (131_072, 8)];
+        let shapes = only.map_or(all.to_vec(), |shape| vec![shape]);
+        for (context, rows) in shapes {
             let op = IndexScore { query, keys, precision, ..IndexScore::default() };
             let mut line = format!("index {name:15} {:4}K q {rows}:", context / 1024);
             for requests in REQUESTS {

@@ -25,12 +25,6 @@ struct Shared {
   float factor;
 };
 
-// a / b and the rest; the counts of heads of real models are powers of two.
-MSA_DEVICE uint2 divide_count(uint32_t a, uint32_t b) {
-  if ((b & (b - 1)) == 0) return make_uint2(a >> (31 - __clz(b)), a & (b - 1));
-  return make_uint2(a / b, a % b);
-}
-
 // What is read for a head; of a query, a pass ahead. Lanes beyond the rows read one within, for nothing.
 template <bool CACHE>
 struct Loaded {
@@ -99,7 +93,9 @@ struct Few : Writer<PER_STEP, CACHE, LANES_OF_FEW> {
     constexpr int SECTOR = 32, SECTORS = 2 * CHANNELS / SECTOR;
     static_assert(SECTORS == LANES_OF_FEW, "a sector a lane");
     prefetch_l2(head + lane() * SECTOR);
-    if (CACHE && threadIdx.x < p.rows.rows / 4) prefetch_l2(p.rows.slots + 4 * threadIdx.x);
+    if (CACHE && threadIdx.x < (p.rows.rows + 3) / 4) prefetch_l2(p.rows.slots + 4 * threadIdx.x);
+    if (CACHE && threadIdx.x == 0 && tensor.factor) prefetch_l2(tensor.factor);
+    if (threadIdx.x == 0 && p.rows.last_offset) prefetch_l2(p.rows.last_offset);
     if (tensor.norm && threadIdx.x < SECTORS) prefetch_l2(tensor.norm + threadIdx.x * (SECTOR / 2));
     if (tensor.rotates && p.half_is_32) {
       const uint32_t position = load_uncached((const uint32_t*)p.rows.positions + min(row, p.rows.row_end - 1));

@@ -1,9 +1,11 @@
 // select: the k best blocks of one (row, list), exactly; one block of threads a list.
 //
-// Lists of the usual kind are selected as warp_select.cuh says, if they are few; all others as follows. Every candidate has a unique 64-bit key (msa_core::candidate), so the order is total and ties cost nothing. GROUPS maxima
-// over interleaved ids bound the k-th best key from below; the few candidates at or above the bound are ranked by counting.
-// Should they not fit (scores arranged against the interleaving), the bound is raised by bisection over key space.
+// Short lists of the usual kind are selected as warp_select.cuh says, by a team of warps or by one each, long ones as select_long.cuh
+// says; all others as follows. Every candidate has a unique 64-bit key (msa_core::candidate), so the order is total and ties cost
+// nothing. GROUPS maxima over interleaved ids bound the k-th best key from below; the few candidates at or above the bound are ranked
+// by counting. Should they not fit (scores arranged against the interleaving), the bound is raised by bisection over key space.
 #include "include/batch.cuh"
+#include "include/select_long.cuh"
 #include "include/warp_select.cuh"
 
 namespace msa {
@@ -218,8 +220,9 @@ MSA_DEVICE void select_row(const SelectArguments& p) {
 MSA_DEVICE void select_by_team(const SelectArguments& p) {
   __shared__ TeamScratch scratch;
   const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL_WARP, threadIdx.x >> 5, 0);
-  const uint32_t list = blockIdx.x % p.lists, sequence = blockIdx.x / p.lists;
-  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
+  const uint2 in_row = divide_count(blockIdx.x, p.lists), in_batch = divide_count(in_row.x, p.batch.max_query);
+  const uint32_t list = in_row.y, sequence = in_row.x;
+  const int request_id = in_batch.x, i_row = in_batch.y;
   // Within a run the kernel before this one released it after its own wait, so what describes the batch is there.
   Request request;
   if (!p.batch.own_status) request = load_request(p.batch, request_id, false);
@@ -261,9 +264,53 @@ MSA_DEVICE void select_by_team(const SelectArguments& p) {
   team_select(v, scores, n, {(int)p.k, (int)p.init_blocks, (int)p.local_blocks}, out, scratch, warp, lane);
 }
 
+// A warp a list, four lists a block of threads: the least to do for a list, where there are enough of them to fill the machine.
+MSA_DEVICE void select_by_warp(const SelectArguments& p) {
+  __shared__ WarpScratch scratch[4];
+  const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL_WARP, threadIdx.x >> 5, 0);
+  const uint32_t item = blockIdx.x * 4 + warp, list = item % p.lists, sequence = item / p.lists;
+  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
+  const bool there = item < p.all_lists;
+  // Within a run the kernel before this one released it after its own wait, so what describes the batch is there.
+  Request request = {0, 0, 0};
+  if (!p.batch.own_status && there) request = load_request(p.batch, request_id, false);
+  begin(p.batch);
+  if (!there) return;
+  float v[32];
+  auto scores_of = [&](uint32_t row) { return (const float*)(p.scores + (uint64_t)row * p.scores_row + (uint64_t)list * p.scores_head); };
+  // Where every request has as many rows as the longest, the row is known before the offsets are; its scores are loaded beside them.
+  const bool guesses = sequence < p.batch.rows;
+  if (guesses) load_scores(v, scores_of(sequence), (int)min(p.blocks, (uint32_t)WARP_BLOCKS), lane);
+  if (p.batch.own_status) request = load_request(p.batch, request_id, false);
+  // Whether there is something to report is looked into only for requests that seem empty.
+  if (list == 0 && i_row == 0 && lane == 0 && request.rows == 0) load_request(p.batch, request_id, true);
+  release_successor();
+  if (i_row >= request.rows) return;
+  const int row = request.first_row + i_row;
+  int n = (visible_tokens(p.batch, request, i_row) + BLOCK - 1) / BLOCK;
+  if (n > (int)min(p.blocks, (uint32_t)WARP_BLOCKS)) {
+    if (lane == 0) raise(p.batch, STATUS_LENGTH);
+    n = 0;
+  }
+  const float* scores = scores_of(row);
+  if (!guesses || (uint32_t)row != sequence) {
+    load_scores(v, scores, n, lane);
+  } else if (n < WARP_BLOCKS) {
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+      if (32 * i + lane >= n) v[i] = NAN;
+  }
+  int32_t* out = (int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list);
+  warp_select(v, scores, n, {(int)p.k, (int)p.init_blocks, (int)p.local_blocks}, out, scratch[warp], lane);
+}
+
 }  // namespace msa
 
+extern "C" __global__ __launch_bounds__(128) void select_by_warp(const __grid_constant__ msa::SelectArguments p) { msa::select_by_warp(p); }
 extern "C" __global__ __launch_bounds__(128) void select_by_four(const __grid_constant__ msa::SelectArguments p) { msa::select_by_team(p); }
+extern "C" __global__ __launch_bounds__(256) void select_by_eight(const __grid_constant__ msa::SelectArguments p) { msa::select_long<8, 16>(p); }
+extern "C" __global__ __launch_bounds__(512) void select_by_sixteen(const __grid_constant__ msa::SelectArguments p) { msa::select_long<16, 32>(p); }
+extern "C" __global__ __launch_bounds__(128, 5) void select_by_cluster(const __grid_constant__ msa::SelectArguments p) { msa::select_in_cluster<4, 32>(p); }
 extern "C" __global__ __launch_bounds__(256) void select_small(const __grid_constant__ msa::SelectArguments p) { msa::select_row<256, 4>(p); }
 extern "C" __global__ __launch_bounds__(512) void select_medium(const __grid_constant__ msa::SelectArguments p) { msa::select_row<512, 8>(p); }
 extern "C" __global__ __launch_bounds__(1024) void select_large(const __grid_constant__ msa::SelectArguments p) { msa::select_row<1024, 8>(p); }

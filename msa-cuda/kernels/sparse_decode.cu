@@ -7,8 +7,9 @@
 // token-quad V scales, and thread r holds channels 16r .. 16r+15, one V scale group. References of the softmax lag: most
 // updates need no maximum and no shuffle. Parts of a row are combined in ascending order: within the block, in distributed
 // shared memory by the blocks of a cluster, each for its share of the heads, or, with more parts than a cluster can hold,
-// through the workspace.
+// through the workspace. With ROWS a block takes PARTS rows instead, of one part each.
 #include "include/decode_finish.cuh"
+#include "include/decode_select.cuh"
 #include "include/decode_shape.cuh"
 #include "include/decode_slots.cuh"
 
@@ -25,33 +26,45 @@ MSA_DEVICE float far_exponent(float score, float c, float reference) {
   return below < 0.f ? -INFINITY : below;
 }
 
-template <Cache C, Mma S, Mma V, int PARTS, int HALVES, int RING>
+template <Cache C, Mma S, Mma V, int PARTS, int HALVES, int RING, bool ROWS = false>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
-  using L = Shape<C, S, PARTS, HALVES, RING>;
+  using L = Shape<C, S, PARTS, HALVES, RING, ROWS>;
   using B = Bytes<C>;
   using KeyCodes = Nvfp4<L::KEY_TABLE>;
   using ValueCodes = Nvfp4<Table::E4M3>;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
+  // By a shuffle, so that the compiler keeps them: it would read the thread's number again wherever it needs a lane's place.
+  const int tid = threadIdx.x, lane = C == Cache::NVFP4 ? __shfl_sync(FULL_WARP, tid & 31, tid & 31) : tid & 31,
+            warp = __shfl_sync(FULL_WARP, tid >> 5, 0);
   const int half = HALVES == 1 ? 0 : warp & 1, share = HALVES == 1 ? warp : warp >> 1, w = share & 3, my_part = share >> 2;
   const int r = lane >> 2, q = lane & 3;
   const uint32_t base = shared_address(shared), s_keys = base + share * L::WARP_RING, s_values = s_keys + RING * B::STAGE;
-  const uint32_t s_query = base + L::QUERY, s_key_table = base + (L::KEY_TABLE_BYTES ? L::KEY_TABLE_AT : L::VALUE_TABLE_AT);
-  const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
+  const uint32_t s_query = base + L::QUERY + (ROWS ? my_part * 4096 : 0), s_slots = base + L::SLOTS + my_part * Slots<C>::BYTES;
+  const uint32_t s_value_table = base + L::VALUE_TABLE_AT, s_key_table = L::KEY_TABLE_BYTES ? base + L::KEY_TABLE_AT : s_value_table;
 
-  const int blocks = p.splits / PARTS, rank = blockIdx.x % blocks, item = blockIdx.x / blocks, split = rank * PARTS + my_part;
-  const int list_group = item % p.groups, sequence = item / p.groups;
-  const int request_id = sequence / p.batch.max_query, i_row = sequence % p.batch.max_query;
-  const int head0 = list_group * p.group_heads, kv_head = head0 / p.heads_per_kv, list = p.lists == 1 ? 0 : list_group;
-  const bool in_cluster = blocks > 1 && !p.combine_in_workspace;
-  if constexpr (C == Cache::NVFP4) {
-    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
-    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
-  }
+  // Blocks of a row; what of it this part is. Or each part is a row of its own, undivided.
+  const int blocks = ROWS ? 1 : p.splits / PARTS;
+  const uint2 in_row = ROWS ? make_uint2(blockIdx.x * PARTS + my_part, 0) : divide_count(blockIdx.x, blocks);
+  const int rank = in_row.y, split = ROWS ? 0 : rank * PARTS + my_part;
+  // A last block may have fewer rows.
+  const int number = in_row.x, item = ROWS ? min(number, (int)p.items - 1) : number;
+  const uint2 in_request = divide_count(item, p.groups), in_batch = divide_count(in_request.x, p.batch.max_query);
+  const int list_group = in_request.y, sequence = in_request.x, request_id = in_batch.x, i_row = in_batch.y;
+  const int head0 = list_group * p.group_heads, kv_head = divide_count(head0, p.heads_per_kv).x, list = p.lists == 1 ? 0 : list_group;
+  const bool in_cluster = !ROWS && blocks > 1 && !p.combine_in_workspace;
+  // Lane parts of addresses, by shuffles for the same reason.
+  auto kept = [&](uint32_t v) { return C == Cache::NVFP4 ? __shfl_sync(FULL_WARP, v, lane) : v; };
+  const int first_tile = HALVES == 2 ? 2 * half : 0;
+  const int key_token = 4 * (r >> 1) + (r & 1) + (B::STAGES == 2 ? 0 : 8 * first_tile);  // the first that this thread has keys of
+  const uint32_t key_part = kept(Place<C>::key(key_token, r, q, 0));
+  [[maybe_unused]] const uint32_t key_scale_part = kept(key_token * B::SCALE + 2 * q);
+  [[maybe_unused]] const uint32_t value_scale_part = kept(32 * q + (p.v_scale_linear ? r : 4 * r));
+  const uint32_t value_part = kept(Place<C>::value(0, r, q, 0));
   // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
-  // an entry alone is as fast.)
-  const uint32_t cached = HALVES == 1 && in_cluster ? cached_pages(p.batch, request_id) : 0;
+  // an entry alone is as fast, unless the ids are still to be selected.)
+  const bool selects = !ROWS && p.source.scores != nullptr;
+  const uint32_t cached = (HALVES == 1 || selects) && in_cluster ? cached_pages(p.batch, request_id) : 0;
   const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
     if (tid == 0) {
@@ -77,7 +90,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
   auto first_ids = [&](int row) { return w == 0 && half == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
   auto words = [&](int row, int h) -> uint4 {  // eight channels from 32q + 8w
-    if (h >= (int)p.group_heads || my_part > 0 || half > 0) return make_uint4(0, 0, 0, 0);
+    if (h >= (int)p.group_heads || !ROWS && my_part > 0 || half > 0) return make_uint4(0, 0, 0, 0);
     const uint8_t* query = p.query + (uint64_t)row * p.query_row + (uint64_t)(head0 + h) * p.query_head;
     if (S == Mma::BF16 && !p.query_is_e4m3) return *(const uint4*)(query + 64 * q + 16 * w);
     const uint2 x = *(const uint2*)(query + 32 * q + 8 * w);
@@ -85,19 +98,28 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   };
   const int guess = min(sequence, (int)p.batch.rows - 1);
   int first = begins ? first_ids(guess) : -1;
-  uint4 low = words(guess, r), high = words(guess, r + 8);
+  // Of a row that selects, later: they would be in the way.
+  uint4 low = make_uint4(0, 0, 0, 0), high = low;
+  if (!selects) low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
+  // While all that is on its way.
+  if constexpr (C == Cache::NVFP4) {
+    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
+    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
+  }
   if (begins) {  // where one warp alone raises, it alone has to know that the status is clear
     clear_own_status(p.batch.status, p.batch.own_status);
     if constexpr (PARTS == 1) __syncwarp();
-    else __syncthreads();
+    else if constexpr (!ROWS) __syncthreads();
   }
+  if constexpr (ROWS) __syncthreads();  // the last thing that its rows share: the table is there
   // Reported only after the wait: a kernel before this one may still be about to clear the status.
-  const bool reports = list_group == 0 && i_row == 0 && rank == 0 && tid == 0;
+  const bool reports = number == item && list_group == 0 && i_row == 0 && rank == 0 && (ROWS ? tid % (32 * WARPS) : tid) == 0;
   const Request request = check_request(p.batch, said, bound, begins && reports);
-  const bool idle = i_row >= request.rows;
+  const bool idle = i_row >= request.rows || number != item;
   int row = idle ? guess : request.first_row + i_row;
-  if (row != guess) low = words(row, r), high = words(row, r + 8);
+  // Behind scoring the row selects its list itself. What it sees is known before the scores are.
+  const int seen = selects && !idle ? visible_tokens(p.batch, request, i_row) : 0;
   if (!begins) {
     wait_for_predecessor();
     if (reports) check_request(p.batch, said, bound, true);
@@ -110,11 +132,22 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   // What will be received: all parts of this block's heads. An idle block receives nothing and must not leave a barrier waiting.
   if (in_cluster && tid == 0) barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
-  if (row != guess || !begins) first = first_ids(row);
+  if (selects) {
+    ListScratch& scratch = *(ListScratch*)(shared + L::QUERY);  // queries come later
+    static_assert(sizeof(ListScratch) <= L::KEY_TABLE_AT - L::QUERY, "the queries' place holds it");
+    if (warp < WARPS) first = select_list(p, row, list, seen, rank == 0, scratch, warp, lane);
+    if constexpr (PARTS > 1) {
+      __syncthreads();
+      if (w == 0) first = lane < (int)p.k ? scratch.ids[lane] : -1;
+    }
+  } else if (row != guess || !begins) {
+    first = first_ids(row);
+  }
+  if (row != guess || selects) low = words(row, r), high = words(row, r + 8);
   if (w == 0 && half == 0) {
-    const int visible = visible_tokens(p.batch, request, i_row);
+    const int visible = selects ? seen : visible_tokens(p.batch, request, i_row);
     if (cached > 0) barrier_wait(s_table_there, 0);
-    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_table, cached, s_slots, lane, warp == 0 && rank == 0);
+    load_slots<C>(p, request, request_id, list_of(row), first, visible, part, kv_head, s_table, cached, s_slots, lane, (ROWS || warp == 0) && rank == 0);
     if (lane == 0) store_shared_32(s_slots + Slots<C>::ROW, row | (part.x == part.y ? ABSENT : 0));
   }
   auto part_barrier = [&]() {
@@ -127,7 +160,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     else named_barrier(1 + PARTS + share, 64);
   };
   // All parts of the block: the table stands where the first part's stages will, and none may fill them while another still reads it.
-  __syncthreads();
+  if constexpr (ROWS) part_barrier();
+  else __syncthreads();
   const int count = (int)load_shared_32(s_slots + Slots<C>::COUNT);
 
   // ---- ring. A warp's groups of copies are K, V, K, V, ... of its stages, so that a fixed number may be under way. Of two warps of a
@@ -137,30 +171,55 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   static_assert(HALVES == 1 || RING % B::STAGES == 0, "whole blocks");
   constexpr int COPIES = B::TOKENS / Place<C>::ROWS / (HALVES == 2 && B::STAGES == 1 ? 2 : 1);
   const int first_stage = HALVES == 2 && B::STAGES == 2 ? half : 0, first_copy = HALVES == 2 && B::STAGES == 1 ? half * COPIES : 0;
-  const uint32_t key_lane = (32 * w + lane / Place<C>::PIECES) * (uint32_t)p.key.token_stride + lane % Place<C>::PIECES * 16;
-  const uint32_t value_lane = (32 * w + lane / Place<C>::PIECES) * (uint32_t)p.value.token_stride + lane % Place<C>::PIECES * 16;
-  const uint32_t to_lane = Place<C>::copied(lane);
+  const uint32_t row_lane = 32 * w + lane / Place<C>::PIECES + first_copy * Place<C>::ROWS, piece_lane = lane % Place<C>::PIECES * 16;
+  const uint32_t key_lane = row_lane * (uint32_t)p.key.token_stride + piece_lane;
+  const uint32_t value_lane = row_lane * (uint32_t)p.value.token_stride + piece_lane;
+  const uint32_t to_lane = Place<C>::copied(lane) + first_copy * 512;
+  const bool copies_scales = HALVES == 2 ? lane >> 3 == half : lane < 16;
+  auto copy_rows = [&](uint2 address, uint32_t lane_offset, uint32_t stride, uint32_t destination) {
+    const uint8_t* source = (const uint8_t*)((uint64_t)address.y << 32 | address.x) + lane_offset;
+    const uint32_t step = Place<C>::ROWS * stride;
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) copy_16(destination + i * 512 + (to_lane ^ Place<C>::swap(i)), source + (uint64_t)step * i);
+  };
+  auto copy_scales = [&](uint2 address, uint32_t destination) {
+    copy_16(destination + B::TOKENS * B::ROW + lane * 16,
+            (const uint8_t*)((uint64_t)address.y << 32 | address.x) + 32 * w * B::SCALE + lane * 16);
+  };
   auto copy = [&](int block, int stage, bool keys, uint32_t destination) {  // stage of the warp's share of a block
     if (block < count) {
-      const uint2 address = load_shared_64(s_slots + block * 16 + (keys ? 0 : 8));
-      const uint32_t stride = (uint32_t)(keys ? p.key : p.value).token_stride, step = Place<C>::ROWS * stride;
-      const uint8_t* source =
-          (const uint8_t*)((uint64_t)address.y << 32 | address.x) + (keys ? key_lane : value_lane) + stage * B::TOKENS * stride;
-#pragma unroll
-      for (int n = 0; n < COPIES; n++) {
-        const int i = first_copy + n;
-        copy_16(destination + i * 512 + (to_lane ^ Place<C>::swap(i)), source + (uint64_t)step * i);
-      }
-      if (C == Cache::NVFP4 && (HALVES == 2 ? lane >> 3 == half : lane < 16)) {
-        const uint2 scales = load_shared_64(s_slots + Slots<C>::SCALES + block * 16 + (keys ? 0 : 8));
-        copy_16(destination + B::TOKENS * B::ROW + lane * 16,
-                (const uint8_t*)((uint64_t)scales.y << 32 | scales.x) + 32 * w * B::SCALE + lane * 16);
-      }
+      const uint32_t stride = (uint32_t)(keys ? p.key : p.value).token_stride;
+      copy_rows(load_shared_64(s_slots + block * 16 + (keys ? 0 : 8)), (keys ? key_lane : value_lane) + stage * B::TOKENS * stride, stride,
+                destination);
+      if (C == Cache::NVFP4 && copies_scales)
+        copy_scales(load_shared_64(s_slots + Slots<C>::SCALES + block * 16 + (keys ? 0 : 8)), destination);
+    }
+    copies_commit();
+  };
+  // Of the first blocks: one look at the slot for both.
+  auto copy_both = [&](int block, uint32_t keys, uint32_t values) {
+    if (block < count) {
+      const uint4 rows = load_shared_128(s_slots + block * 16);
+      [[maybe_unused]] uint4 scales;
+      if constexpr (C == Cache::NVFP4) scales = load_shared_128(s_slots + Slots<C>::SCALES + block * 16);
+      copy_rows(make_uint2(rows.x, rows.y), key_lane, (uint32_t)p.key.token_stride, keys);
+      if constexpr (C == Cache::NVFP4)
+        if (copies_scales) copy_scales(make_uint2(scales.x, scales.y), keys);
+      copies_commit();
+      copy_rows(make_uint2(rows.z, rows.w), value_lane, (uint32_t)p.value.token_stride, values);
+      if constexpr (C == Cache::NVFP4)
+        if (copies_scales) copy_scales(make_uint2(scales.z, scales.w), values);
+    } else {
+      copies_commit();
     }
     copies_commit();
   };
 #pragma unroll
   for (int n = 0; n < RING; n += B::STAGES) {
+    if constexpr (HALVES == 2 && B::STAGES == 1) {
+      copy_both(n, s_keys + n * B::STAGE, s_values + n * B::STAGE);
+      continue;
+    }
 #pragma unroll
     for (int keys = 1; keys >= 0; keys--)
 #pragma unroll
@@ -170,7 +229,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       }
   }
 
-  if (my_part == 0 && half == 0) {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
+  if ((ROWS || my_part == 0) && half == 0) {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
     if (!(S == Mma::BF16 && !p.query_is_e4m3)) {
       const uint2 a = widen<S>(low.x), b = widen<S>(low.y), d = widen<S>(high.x), e = widen<S>(high.y);
       low = make_uint4(a.x, a.y, b.x, b.y), high = make_uint4(d.x, d.y, e.x, e.y);
@@ -180,7 +239,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   const float c = binary_scale(__fmul_rn(__fmul_rn(p.softmax_scale, query_factor), key_factor));
   if (in_cluster) cluster_wait();  // all blocks have begun: they may be stored to
-  __syncthreads();
+  if constexpr (ROWS) part_barrier();
+  else __syncthreads();
 
   constexpr int TILES = 4 / HALVES, COLUMNS = 16 / HALVES;  // of a warp: n8 tiles of tokens, and of channels
   float o[COLUMNS][4], s[4][4];
@@ -193,13 +253,16 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 
   // n8 tile x holds tokens 16(x/2) + 4(n/2) + 2(x%2) + n%2; the tiles of this warp's half come first.
   auto scores = [&]() {
-    const int first_tile = HALVES == 2 ? 2 * half : 0;
 #pragma unroll
     for (int x = 0; x < TILES; x++) s[x][0] = s[x][1] = s[x][2] = s[x][3] = 0.f;
-    auto token = [&](int x) { return 4 * (r >> 1) + (r & 1) + 2 * (x & 1) + (B::STAGES == 2 ? 0 : 16 * (x + first_tile >> 1)); };
+    // Tokens from the thread's first one to tile x's: all of a row's pieces are exchanged alike there.
+    auto further = [](int x) { return 2 * (x & 1) + (B::STAGES == 2 ? 0 : 16 * (x >> 1)); };
     auto at = [&](int x, int piece) {
-      return s_keys + place(B::STAGES == 2 ? x + first_tile >> 1 : 0) + Place<C>::key(token(x), r, q, piece);
+      const uint32_t part = C == Cache::NVFP4 ? key_part : Place<C>::key(key_token, r, q, piece);
+      return s_keys + place(B::STAGES == 2 ? x + first_tile >> 1 : 0) + part + further(x) * B::ROW;
     };
+    [[maybe_unused]] const uint32_t scales = s_keys + place(0) + B::TOKENS * B::ROW + key_scale_part;
+    [[maybe_unused]] const uint32_t eight = (p.one >> 27) + 1;
 #pragma unroll
     for (int group = 0; group < 2; group++) {  // 16 channels of a thread: one scale group
       [[maybe_unused]] uint4 fp8[TILES];
@@ -210,7 +273,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         if constexpr (C == Cache::FP8) fp8[x] = load_shared_128(at(x, group));
         if constexpr (C == Cache::NVFP4) {
           codes[x] = load_shared_64(at(x, 0) + 8 * group);
-          table[x].load(s_key_table, load_shared_8(s_keys + place(0) + B::TOKENS * B::ROW + token(x) * B::SCALE + 2 * q + group));
+          table[x].load(s_key_table, load_shared_8(scales + further(x) * B::SCALE + group), eight);
         }
       }
 #pragma unroll
@@ -332,6 +395,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   };
   // This thread holds tokens 4q .. 4q+3 of each 16, channels 16r .. 16r+15.
   auto values = [&](const uint32_t (&pa)[4][2]) {
+    // Scales of channels 16r .. of the thread's four tokens: a word, or bytes of four rows.
+    [[maybe_unused]] const uint32_t scales =
+        s_values + place(0) + B::TOKENS * B::ROW + value_scale_part, scale_step = p.v_scale_linear ? 8 : 1;
+    [[maybe_unused]] const uint32_t eight = (p.one >> 27) + 1;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
       const uint32_t at = s_values + (B::STAGES == 2 ? place(t) : place(0) + 16 * t * B::ROW);
@@ -357,7 +424,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         uint32_t v[4][4 / HALVES];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-          const uint32_t channels = at + Place<C>::value(k, r, q, 0);
+          const uint32_t channels = at + (C == Cache::NVFP4 ? (value_part ^ (k & 1) << 6) + (k >> 1) * 128 : Place<C>::value(k, r, q, 0));
           if constexpr (C == Cache::FP8 && HALVES == 2) {
             const uint2 u = load_shared_64(channels + 8 * half);
             v[k][0] = u.x, v[k][1] = u.y;
@@ -365,9 +432,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
             const uint4 u = load_shared_128(channels);
             v[k][0] = u.x, v[k][1] = u.y, v[k][2] = u.z, v[k][3] = u.w;
           } else {
-            const int scale = p.v_scale_linear ? (16 * t + 4 * q + k) * 8 + r : (4 * t + q) * 32 + r * 4 + k;
             ValueCodes table;
-            table.load(s_value_table, load_shared_8(s_values + place(0) + B::TOKENS * B::ROW + scale));
+            table.load(s_value_table, load_shared_8(scales + 128 * t + k * scale_step), eight);
             if constexpr (HALVES == 2) {
               const uint2 a = table.e4m3(load_shared_32(channels + 4 * half), p.one);
               v[k][0] = a.x, v[k][1] = a.y;
@@ -489,7 +555,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #pragma unroll
     for (float4& a : acc) a = make_float4(-0.f, -0.f, -0.f, -0.f);
   const bool live = h < (int)p.group_heads;
-  if (p.splits == 1) {  // a combination of one state: its weight is 1, but -0 becomes +0
+  if (ROWS || p.splits == 1) {  // a combination of one state: its weight is 1, but -0 becomes +0
     if (live)
 #pragma unroll
       for (int x = 0; x < 32 / PIECES; x++)
@@ -555,20 +621,26 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 #define MSA_BLOCKS(n) (n)
 #endif
 
-// A kernel that takes `parts` parts of a row a block, with `halves` warps to a share of 32 tokens and `ring` stages of K and of V.
-#define MSA_KERNEL(symbol, parts, halves, ring)                                                                                    \
-  static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, halves, ring>::SHARED == symbol##_SHARED,             \
+// A kernel that takes `parts` parts of a row a block, or with `rows` as many rows, with `halves` warps to a share of 32 tokens and `ring` stages of K and of V.
+#define MSA_KERNEL(symbol, parts, halves, ring, rows)                                                                                    \
+  static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, halves, ring, rows>::SHARED == symbol##_SHARED,             \
                 "images.toml: shared bytes of " #symbol);                                                                    \
   extern "C" __global__ __launch_bounds__(128 * parts * halves, MSA_BLOCKS(symbol##_BLOCKS)) void symbol(                             \
       const __grid_constant__ msa::DecodeArguments p) {                                                                      \
-    msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES, parts, halves, ring>(p);                   \
+    msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES, parts, halves, ring, rows>(p);                   \
   }
 
 // Those of msa_core::plan::DecodeBlocks.
-MSA_KERNEL(sparse_decode, 1, 1, MSA_RING)
-MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE)
-MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW)
-MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR)
-MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR)
+MSA_KERNEL(sparse_decode, 1, 1, MSA_RING, false)
+MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE, false)
+MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW, false)
+MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR, false)
+MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR, false)
+#ifdef MSA_RING_QUAD
+MSA_KERNEL(sparse_decode_quad, 4, 1, MSA_RING_QUAD, false)
+#endif
+#ifdef MSA_RING_ROWS
+MSA_KERNEL(sparse_decode_rows, 4, 1, MSA_RING_ROWS, true)
+#endif
 
 extern "C" __global__ __launch_bounds__(128) void combine_parts(const __grid_constant__ msa::DecodeArguments p) { msa::combine_parts(p); }

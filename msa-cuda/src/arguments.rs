@@ -85,6 +85,23 @@ pub(crate) struct SelectArguments {
     pub(crate) init_first: u32,
     pub(crate) nan_highest: u32,
     pub(crate) score_order: u32,
+    /// Lists that the bounds of the plan allow.
+    pub(crate) all_lists: u32,
+    /// Blocks of threads that share a list.
+    pub(crate) ranks: u32,
+    pub(crate) pad: u32,
+}
+
+/// Scores that a list of `sparse_decode` is selected from, and how; `scores` is 0 where the lists are given.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ListSource {
+    pub(crate) scores: u64,
+    pub(crate) scores_row: u64,
+    pub(crate) scores_list: u64,
+    pub(crate) blocks: u32,
+    pub(crate) init_blocks: u32,
+    pub(crate) local_blocks: u32,
     pub(crate) pad: u32,
 }
 
@@ -109,6 +126,7 @@ pub(crate) struct DecodeArguments {
     pub(crate) indices: u64,
     pub(crate) indices_row: u64,
     pub(crate) indices_list: u64,
+    pub(crate) source: ListSource,
     pub(crate) parts: u64,
     pub(crate) query_factor: u64,
     pub(crate) key_factor: u64,
@@ -128,7 +146,7 @@ pub(crate) struct DecodeArguments {
     pub(crate) v_scale_linear: u32,
     pub(crate) one: u32,
     pub(crate) combine_in_workspace: u32,
-    pub(crate) pad: u32,
+    pub(crate) items: u32,
 }
 
 /// Arguments of `clear_status`.
@@ -362,8 +380,8 @@ const _: () = {
     assert!(size_of::<View>() == 32);
     assert!(size_of::<Batch>() == 88);
     assert!(size_of::<IndexArguments>() == 240);
-    assert!(size_of::<SelectArguments>() == 176);
-    assert!(size_of::<DecodeArguments>() == 416);
+    assert!(size_of::<SelectArguments>() == 184);
+    assert!(size_of::<DecodeArguments>() == 456);
     assert!(size_of::<StatusArguments>() == 16);
     assert!(size_of::<MergeArguments>() == 160);
     assert!(size_of::<SelectMergeArguments>() == 88);

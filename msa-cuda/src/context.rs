@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use msa_core::error::{Error, Result};
 
-use crate::driver::{Probe, check};
+use crate::driver::{LaunchKernel, Probe, check, launch_function};
 use crate::images::{self, Kernel};
 
 /// The context of a device: the primary one, retained, or the engine's, borrowed.
@@ -27,6 +27,7 @@ struct Module(sys::CUmodule);
 #[derive(Clone, Copy)]
 pub(crate) struct Function {
     handle: sys::CUfunction,
+    launch: LaunchKernel,
     /// Its limits.
     pub(crate) kernel: Kernel,
 }
@@ -104,7 +105,7 @@ impl Context {
         // SAFETY: the module is loaded; the name ends in NUL.
         check(unsafe { sys::cuModuleGetFunction(&mut handle, module.0, symbol.as_ptr()) })?;
         self.allow(handle, &kernel)?;
-        Ok(Function { handle, kernel })
+        Ok(Function { handle, launch: launch_function()?, kernel })
     }
 
     /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once. All kernels ask for the largest share
@@ -114,7 +115,7 @@ impl Context {
         use sys::CUfunction_attribute as Attribute;
         let shared = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
-        check(unsafe { sys::cuFuncSetAttribute(function, shared, kernel.shared as i32) })?;
+        check(unsafe { sys::cuFuncSetAttribute(function, shared, kernel.shared.max(HALF_OF_AN_SM) as i32) })?;
         let cluster = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: the function is loaded.
         check(unsafe { sys::cuFuncSetAttribute(function, cluster, 1) })?;
@@ -168,6 +169,10 @@ impl Drop for Context {
     }
 }
 
+/// Bytes of shared memory of which no two blocks of threads find room: half of the 228 KiB of an SM, from Hopper on (CUDA C++
+/// Programming Guide, technical specifications), of which each block has 1 KiB more.
+const HALF_OF_AN_SM: u32 = 114 * 1024;
+
 /// Pops the context.
 pub(crate) struct Current;
 
@@ -200,6 +205,11 @@ pub(crate) struct Queue {
 }
 
 impl Function {
+    /// From now on a block of it shares an SM with none of its own.
+    pub(crate) fn keeps_an_sm(&mut self) {
+        self.kernel.shared = self.kernel.shared.max(HALF_OF_AN_SM);
+    }
+
     /// Launches on a stream. `arguments` is the kernel's one parameter.
     ///
     /// # Safety
@@ -228,9 +238,7 @@ impl Function {
         };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's promise; the driver copies the parameter before it returns.
-        check(unsafe {
-            sys::cuLaunchKernelEx(&config, self.handle, parameters.as_mut_ptr(), std::ptr::null_mut())
-        })
+        check(unsafe { (self.launch)(&config, self.handle, parameters.as_mut_ptr(), std::ptr::null_mut()) })
     }
 }
 

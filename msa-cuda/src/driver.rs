@@ -4,7 +4,7 @@
 //! probed once, every entry point used here is looked up first, and codes are named by the driver: a newer one has codes that
 //! the bindings' list lacks.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
@@ -46,6 +46,30 @@ const SYMBOLS: &[&CStr] = &[
     c"cuMemcpyDtoHAsync_v2",
     c"cuStreamSynchronize",
 ];
+
+/// Type of `cuLaunchKernelEx`.
+pub(crate) type LaunchKernel = unsafe extern "C" fn(
+    *const sys::CUlaunchConfig,
+    sys::CUfunction,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> sys::CUresult;
+
+/// The driver's `cuLaunchKernelEx`, looked up when a kernel is loaded: the bindings look a function up at its first use, which
+/// allocates, and this one's first use is in `enqueue`. [`probe`] must have succeeded.
+pub(crate) fn launch_function() -> Result<LaunchKernel> {
+    static FOUND: OnceLock<Option<LaunchKernel>> = OnceLock::new();
+    let find = || {
+        // SAFETY: the library was opened under the same names by `probe`, so this cannot panic.
+        let library = unsafe { sys::culib() };
+        // SAFETY: the type is that of cuda.h.
+        unsafe { library.get::<LaunchKernel>(b"cuLaunchKernelEx\0") }.ok().map(|symbol| *symbol)
+    };
+    FOUND.get_or_init(find).ok_or_else(|| Error::Unavailable {
+        backend: "cuda".to_owned(),
+        reason: "the CUDA driver lacks cuLaunchKernelEx".to_owned(),
+    })
+}
 
 /// Devices of a driver that can be used; the reason if there is none. Asked of the system once.
 pub(crate) fn probe() -> Result<Driver> {

@@ -1,11 +1,8 @@
 //! From a plan to grids: pure functions of the plan and of the kernel's limits. No result depends on them.
 
-use msa_core::cache::CacheFormat;
 use msa_core::error::{Error, Result};
-use msa_core::geometry::Grouping;
-use msa_core::lengths::{Lengths, RequestBound};
-use msa_core::op::{NanRule, Select, SelectOrder};
-use msa_core::plan::{DecodeBlocks, Plan};
+use msa_core::lengths::Lengths;
+use msa_core::plan::{AppendPlan, DecodeBlocks, IndexKernel, Plan, SelectKernel};
 
 use crate::context::Grid;
 use crate::images::Kernel;
@@ -16,106 +13,80 @@ pub(crate) const MAX_CLUSTER: u32 = 16;
 /// Most blocks along y of a grid (CUDA C++ Programming Guide, technical specifications).
 pub(crate) const MAX_GRID_Y: u32 = 65_535;
 
-/// A choice of index kernel: symbol and pairs of (row, head) that it takes at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct IndexChoice {
-    /// Symbol.
-    pub(crate) symbol: &'static str,
-    /// (row, head) pairs a block.
-    pub(crate) pairs: u32,
-    /// Pages that one warpgroup takes at once.
-    pub(crate) pages: u32,
-}
-
-/// Blocks in all up to which four warps share a page, so that more warps have work. Measured on an H200, driver 580.159, one
-/// request, shared and not: 256 blocks 4.2 us and 6.0 (an earlier kernel); 1,024 blocks with the selection after them, fp8 13.6
-/// and 13.3, NVFP4 12.6 and 13.8 (a page takes a warp longer).
-const fn shared_blocks(keys: CacheFormat) -> u64 {
-    match keys {
-        CacheFormat::Nvfp4 => 1100,
-        _ => 768,
+/// The kernel of index scoring that the plan names.
+pub(crate) fn index_symbol(kernel: IndexKernel) -> Option<&'static str> {
+    match kernel {
+        IndexKernel::None => None,
+        IndexKernel::Shared => Some("index_score_n1_quad"),
+        IndexKernel::Paired => Some("index_score_n1_pair"),
+        IndexKernel::Few => Some("index_score_n1_few"),
+        IndexKernel::Eight => Some("index_score_n1"),
+        IndexKernel::Sixteen => Some("index_score_n2"),
+        IndexKernel::ThirtyTwo => Some("index_score_n4"),
     }
 }
 
-/// The index kernel for at most `rows` rows of a request.
-pub(crate) fn index_choice(rows: u32, heads: u32, keys: CacheFormat, blocks: u64) -> IndexChoice {
-    let pairs = u64::from(rows) * u64::from(heads);
-    match pairs {
-        0..=8 if blocks <= shared_blocks(keys) => {
-            IndexChoice { symbol: "index_score_n1_quad", pairs: 8, pages: 1 }
-        }
-        0..=8 => IndexChoice { symbol: "index_score_n1", pairs: 8, pages: 4 },
-        9..=16 => IndexChoice { symbol: "index_score_n2", pairs: 16, pages: 4 },
-        _ => IndexChoice { symbol: "index_score_n4", pairs: 32, pages: 4 },
-    }
-}
-
-/// A persistent grid: as many blocks as the device holds, or as there is work for.
-pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, choice: &IndexChoice, kernel: &Kernel) -> Grid {
-    let g = plan.op.geometry();
-    let units = lengths.requests().iter().map(|r| own_blocks(plan, r).div_ceil(choice.pages.into()));
+/// A persistent grid: as many blocks as the device holds, or as there is work for on this rank.
+pub(crate) fn index_grid(plan: &Plan, lengths: &Lengths, kernel: &Kernel) -> Grid {
+    let (g, taken) = (plan.op.geometry(), plan.index_kernel);
+    let pages = u64::from(taken.pages().max(1));
+    let own_blocks = |tokens: u32| plan.options.own_blocks(g.blocks(tokens.into()));
+    let units = lengths.requests().iter().map(|r| own_blocks(r.kv_len).div_ceil(pages));
     let pairs = u64::from(lengths.max_query_len()) * u64::from(g.index_heads);
-    let chunks = pairs.div_ceil(choice.pairs.into()).max(1);
+    let chunks = pairs.div_ceil(taken.pairs().max(1).into()).max(1);
     let y = u32::try_from(chunks).unwrap_or(u32::MAX);
     Grid { x: index_blocks(units.sum(), kernel, plan.traits.units), y, cluster: 1 }
 }
 
-/// Blocks for so many units, of which each warpgroup of a block takes one at once.
+/// Whether a grid has an SM for each of its blocks. Each is to be alone on it: where the kernel before it still occupies other SMs,
+/// two would share one and take twice as long, as a block has a fixed share of the work (NVFP4, eight rows of one request of 128K
+/// tokens behind a selection: 13.3 us and 12.0 with an SM each; H200, driver 580.159).
+pub(crate) fn has_an_sm_each(grid: Grid, sms: u32) -> bool {
+    u64::from(grid.x) * u64::from(grid.y) <= sms.into()
+}
+
+/// Blocks for so many units, of which each warpgroup of a block takes one at once: the first of every SM before the second of any.
 fn index_blocks(units: u64, kernel: &Kernel, sms: u32) -> u32 {
     let groups = u64::from((kernel.threads / 128).max(1));
-    let most = u64::from(sms.max(1)) * u64::from(kernel.blocks.max(1));
-    u32::try_from(units.div_ceil(groups).clamp(1, most)).unwrap_or(u32::MAX)
+    let sms = u64::from(sms.max(1));
+    let most = sms * u64::from(kernel.blocks.max(1));
+    u32::try_from(units.div_ceil(groups).max(units.min(sms)).clamp(1, most)).unwrap_or(u32::MAX)
 }
 
-/// All blocks that the bounds allow, of this rank where several share them.
-pub(crate) fn total_blocks(plan: &Plan, lengths: &Lengths) -> u64 {
-    lengths.requests().iter().map(|r| own_blocks(plan, r)).sum()
-}
-
-fn own_blocks(plan: &Plan, request: &RequestBound) -> u64 {
-    blocks_of_rank(plan.op.geometry().blocks(request.kv_len.into()), plan.options.world, plan.options.rank)
-}
-
-/// Blocks of a rank among the first `blocks`: block j belongs to rank `j % world`.
-pub(crate) fn blocks_of_rank(blocks: u64, world: u32, rank: u32) -> u64 {
-    let (world, rank) = (u64::from(world.max(1)), u64::from(rank));
-    (blocks + world - 1).saturating_sub(rank) / world
-}
-
-/// Most lists that teams of warps select, of requests of one row and of more. Measured on an H200 (driver 580.159) behind fp8
-/// scoring at 128K tokens, against a block of 256 threads a list: up to 512 lists of one row faster; four rows of 1, 8, 32 requests 9%
-/// faster, 2% and 1% slower.
-const MOST_TEAMS: [u64; 2] = [512, 32];
-
-/// Whether teams of warps select `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows: what
-/// `warp_select.cuh` is written for.
-fn selects_by_team(op: &Select, blocks: u64, lists: u64, rows: u32) -> bool {
-    let plain = op.grouping == Grouping::PerHead
-        && op.order == SelectOrder::Ascending
-        && op.nan_rule == NanRule::Lowest;
-    let (slots, forced) =
-        (u64::from(op.geometry.top_k), u64::from(op.init_blocks) + u64::from(op.local_blocks));
-    plain && blocks <= 1024 && lists <= MOST_TEAMS[usize::from(rows > 1)] && slots <= 32 && forced <= slots
-}
-
-/// The selection kernel for `lists` lists of rows of at most `blocks` blocks, of requests of at most `rows` rows. Where a team of
-/// four warps does not do, the first keeps 1,024 keys in registers, the second 4,096.
-pub(crate) fn select_symbol(op: &Select, blocks: u64, lists: u64, rows: u32) -> &'static str {
-    match blocks {
-        _ if selects_by_team(op, blocks, lists, rows) => "select_by_four",
-        0..=1024 => "select_small",
-        1025..=4096 => "select_medium",
-        _ => "select_large",
+/// The kernel of selection that the plan names, if there is one.
+pub(crate) fn select_symbol(kernel: SelectKernel) -> Option<&'static str> {
+    match kernel {
+        SelectKernel::None | SelectKernel::Attention => None,
+        SelectKernel::Team => Some("select_by_four"),
+        SelectKernel::Warp => Some("select_by_warp"),
+        SelectKernel::Eight => Some("select_by_eight"),
+        SelectKernel::Sixteen => Some("select_by_sixteen"),
+        SelectKernel::Cluster => Some("select_by_cluster"),
+        SelectKernel::Small => Some("select_small"),
+        SelectKernel::Medium => Some("select_medium"),
+        SelectKernel::Large => Some("select_large"),
     }
+}
+
+/// The blocks of threads that select so many lists of at most `blocks` blocks.
+pub(crate) fn select_grid(kernel: SelectKernel, lists: u32, blocks: u64) -> Result<Grid> {
+    let each = if kernel == SelectKernel::Warp { 4 } else { 1 };
+    let ranks = kernel.ranks(blocks);
+    clusters(u64::from(lists.div_ceil(each)), ranks)
+}
+
+/// So many clusters of `cluster` blocks of threads.
+fn clusters(count: u64, cluster: u32) -> Result<Grid> {
+    let blocks = count.saturating_mul(cluster.into());
+    let x = u32::try_from(blocks).ok().filter(|&x| x <= i32::MAX as u32);
+    let x = x.ok_or_else(|| Error::invalid("lengths", "at most 2^31 blocks of threads", blocks))?;
+    Ok(Grid { x, y: 1, cluster })
 }
 
 /// One block of threads for each of `per_row` items of every row that the bounds allow.
 pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<Grid> {
     let rows = lengths.requests().len() as u64 * u64::from(lengths.max_query_len());
-    let blocks = rows.saturating_mul(per_row.into()).saturating_mul(cluster.into());
-    let x = u32::try_from(blocks).ok().filter(|&x| x <= i32::MAX as u32);
-    let x = x.ok_or_else(|| Error::invalid("lengths", "at most 2^31 blocks of threads", blocks))?;
-    Ok(Grid { x, y: 1, cluster })
+    clusters(rows.saturating_mul(per_row.into()), cluster)
 }
 
 /// The kernel of sparse decode for what the plan gives a block of threads.
@@ -127,6 +98,8 @@ pub(crate) fn decode_symbol(blocks: DecodeBlocks) -> Option<&'static str> {
         DecodeBlocks::Lone => Some("sparse_decode_lone"),
         DecodeBlocks::Pair => Some("sparse_decode_pair"),
         DecodeBlocks::FewPair => Some("sparse_decode_few_pair"),
+        DecodeBlocks::Rows => Some("sparse_decode_rows"),
+        DecodeBlocks::Quad => Some("sparse_decode_quad"),
     }
 }
 
@@ -144,7 +117,7 @@ pub(crate) fn warp_grid(lengths: &Lengths, per_row: u32) -> Result<Grid> {
     Ok(Grid { x, y: 1, cluster: 1 })
 }
 
-/// How `append` takes its rows.
+/// How a launch of `append` takes its rows, by the plan's rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AppendRows {
     /// Eight lanes a head, a block of threads as many passes: the least for a lane to do.
@@ -164,24 +137,14 @@ const MANY_ROWS: u64 = 32;
 const MANY_HEADS: u32 = 8;
 const MANY_BLOCKS: u32 = 8;
 
-/// Rows from which on a warp takes eight heads at once: more than are searched for their slots. Measured on an H200 (driver
-/// 580.159), few and many, in fp8: 1,024 rows 17 and 32 us, 4,096 rows 48 and 44, 32,768 rows 308 and 270.
-const APPEND_MANY: u64 = 4096;
-
-/// Most passes of a block of `append`.
-const APPEND_PASSES: u64 = 8;
-
 impl AppendRows {
-    /// For a launch of `rows` rows of so many heads, which suit the kernel for many or not. Few take one
-    /// pass until the machine has been filled several times.
-    pub(crate) fn of(rows: u64, heads: [u32; 5], suits: bool, units: u32, kernel: &Kernel) -> Self {
-        if suits && rows >= APPEND_MANY && heads.iter().all(|heads| *heads == 0 || heads.is_power_of_two()) {
+    /// For a launch of `rows` rows of so many heads, which suit the kernel for many or not.
+    pub(crate) fn of(plan: &AppendPlan, rows: u64, heads: [u32; 5], suits: bool, filled: u64) -> Self {
+        if suits && rows >= plan.many_rows.into() {
             return Self::Many;
         }
         let pairs = rows.saturating_mul(heads.iter().map(|&heads| u64::from(heads)).sum());
-        let filled = u64::from(units.max(1)) * u64::from(kernel.blocks.max(1));
-        let waves = pairs.div_ceil(APPEND_HEADS) / filled;
-        Self::Few { passes: (waves / 4).clamp(1, APPEND_PASSES) as u32 }
+        Self::Few { passes: plan.passes(pairs.div_ceil(APPEND_HEADS) / filled.max(1)) }
     }
 
     /// Rows of a group of blocks.
@@ -292,105 +255,158 @@ pub(crate) fn split_table(plan: &Plan) -> (Vec<[u32; 2]>, u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use msa_core::plan::SlotPart;
+    use std::collections::BTreeSet;
 
-    #[test]
-    fn few_pages_are_shared_by_four_warps() {
-        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 256).symbol, "index_score_n1_quad");
-        assert_eq!(index_choice(1, 4, CacheFormat::E4m3, 1024).symbol, "index_score_n1");
-        assert_eq!(index_choice(1, 4, CacheFormat::Nvfp4, 1024).symbol, "index_score_n1_quad");
-        assert_eq!(index_choice(8, 4, CacheFormat::Nvfp4, 64).pairs, 32);
-        assert_eq!(index_choice(1, 1, CacheFormat::Nvfp4, 1 << 20).pages, 4);
+    use super::*;
+    use msa_core::device::Arch;
+    use msa_core::op::Op;
+    use msa_core::plan::SlotPart;
+    use msa_core::predict::Machine;
+    use msa_core::tensor::DType;
+
+    /// What images.toml says of a kernel.
+    fn kernel_of(image: &str, symbol: &'static str) -> Kernel {
+        let images = include_str!("../kernels/images.toml");
+        let own = images.split("[[image]]").find(|text| text.contains(&format!("name = \"{image}\"")));
+        let line = own.and_then(|own| own.lines().find(|line| line.contains(&format!("\"{symbol}\","))));
+        let line = line.unwrap_or_else(|| panic!("images.toml has no {symbol} of {image}"));
+        let number = |field: &str| {
+            let rest = line.split_once(&format!("{field} = ")).unwrap().1;
+            rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+        };
+        Kernel { symbol, threads: number("threads"), shared: number("shared"), blocks: number("blocks") }
     }
 
-    /// Sixteen requests of 8.7K tokens once took 16 of 152 SMs. Where there are as many blocks as SMs, 15 of 16 SMs have work at
-    /// least: a block of threads takes two units or four, so that a few may be left.
+    /// Every index operation that there is a kernel for.
+    fn index_ops() -> Vec<msa_core::op::IndexScore> {
+        use msa_core::cache::CacheFormat::{Bf16, E4m3, Nvfp4};
+        use msa_core::op::{IndexScore, ScorePrecision};
+        let pairs = [(DType::E4m3, Nvfp4), (DType::E4m3, E4m3), (DType::Bf16, Nvfp4), (DType::Bf16, E4m3)];
+        let plain = pairs.into_iter().chain([(DType::Bf16, Bf16)]);
+        let plain = plain.map(|(query, keys)| IndexScore { query, keys, ..IndexScore::default() });
+        let fast = pairs[..2].iter().map(|&(query, keys)| IndexScore {
+            query,
+            keys,
+            precision: ScorePrecision::Fast,
+            ..IndexScore::default()
+        });
+        plain.chain(fast).collect()
+    }
+
+    /// Kernel, requests, tokens, blocks of threads: where those are fewer than the SMs of an H200, though pages are not.
+    type Short = (IndexKernel, u32, u32, u32);
+
+    /// The batches of P03, each of `rows` rows a request, on every kind of device, with what is [`Short`].
+    fn short_grids(rows: u32, kernels: &mut BTreeSet<(String, &'static str)>) -> Vec<Short> {
+        let mut short = BTreeSet::new();
+        let batches = [1, 4, 16].into_iter().flat_map(|b| [8_700, 32_768, 262_144].map(|kv| (b, kv)));
+        for ((requests, kv), op) in
+            batches.flat_map(|batch| index_ops().into_iter().map(move |op| (batch, op)))
+        {
+            let (lengths, op) = (Lengths::upto(requests, rows, kv).unwrap(), Op::IndexScore(op));
+            for traits in [Machine::h200(), Machine::b200(), Machine::gb300()].map(|machine| machine.traits) {
+                let (variants, options) = (crate::variants(traits.arch), Default::default());
+                let plan = msa_core::plan::plan(&op, &lengths, &traits, variants, &options, "cuda").unwrap();
+                let image = crate::variants::image_of(&plan.variant, traits.arch);
+                let kernel = kernel_of(&image, index_symbol(plan.index_kernel).unwrap());
+                kernels.insert((image, kernel.symbol));
+                let (grid, sms) = (index_grid(&plan, &lengths, &kernel), traits.units);
+                // The kernel deals units of pages over the warpgroups of the grid, the first of every block before the second of any.
+                let units = requests * kv.div_ceil(128 * plan.index_kernel.pages());
+                let of_units =
+                    units.div_ceil(kernel.threads / 128).max(units.min(sms)).min(sms * kernel.blocks);
+                assert_eq!(grid.x, of_units, "{}: {requests} of {kv}", plan.variant);
+                if requests * kv.div_ceil(128) >= sms && grid.x * grid.y < sms && traits.arch == Arch::Sm90a {
+                    short.insert((plan.index_kernel, requests, kv, grid.x * grid.y));
+                }
+            }
+        }
+        short.into_iter().collect()
+    }
+
+    /// Sixteen requests of 8.7K tokens once took 16 of 152 SMs. Where there are as many blocks of tokens as SMs, every SM has a block
+    /// of threads; in one case, of 256 pages by twos, four of 132 have none, and no SM would have fewer pages. Several rows take
+    /// pages by fours, and one short request then leaves SMs idle.
     #[test]
     fn p03_index_grids_fill_the_machine() {
-        let traits = msa_core::device::DeviceTraits::h200();
-        let units = traits.units;
-        let op = msa_core::op::Op::IndexScore(Default::default());
-        let plan = Plan { op, traits, ..Plan::default() };
-        for keys in [CacheFormat::E4m3, CacheFormat::Nvfp4, CacheFormat::Bf16] {
-            for (requests, kv) in
-                [1, 4, 16].into_iter().flat_map(|b| [8_700, 32_768, 262_144].map(|kv| (b, kv)))
-            {
-                let lengths = Lengths::upto(requests, 1, kv).unwrap();
-                let all = total_blocks(&plan, &lengths);
-                let choice = index_choice(1, 4, keys, all);
-                // As in images.toml.
-                let (threads, blocks) = match (keys, choice.symbol) {
-                    (CacheFormat::Nvfp4, "index_score_n1") => (512, 1),
-                    (CacheFormat::Nvfp4, _) => (256, 2),
-                    _ => (256, 1),
-                };
-                let kernel = Kernel { symbol: choice.symbol, threads, shared: 0, blocks };
-                let grid = index_grid(&plan, &lengths, &choice, &kernel);
-                let wanted = u64::from(units - units / 16).min(all / 2);
-                assert!(u64::from(grid.x) >= wanted, "{keys:?} {requests} of {kv}: {} blocks", grid.x);
-            }
+        use IndexKernel::{Paired, Sixteen, ThirtyTwo};
+        let mut kernels = BTreeSet::new();
+        let one = short_grids(1, &mut kernels);
+        assert_eq!(one, [(Paired, 1, 32_768, 128)]);
+        for (rows, kernel) in [(4, Sixteen), (8, ThirtyTwo)] {
+            let short = [(1, 32_768, 64), (4, 8_700, 68)];
+            let short = short.map(|(requests, kv, blocks)| (kernel, requests, kv, blocks));
+            assert_eq!(short_grids(rows, &mut kernels), short, "{rows} rows");
         }
+        // Every kernel of every image.
+        let images: BTreeSet<&str> = kernels.iter().map(|(image, _)| image.as_str()).collect();
+        let named = |what| include_str!("../kernels/images.toml").matches(what).count();
+        let (own, symbols) = (named("name = \"index_score."), named("symbol = \"index_score_n"));
+        // Those of a rank are the same, of the same shapes.
+        for (image, symbol) in &kernels {
+            assert_eq!(kernel_of(&crate::variants::ranks_image(image), symbol), kernel_of(image, symbol));
+        }
+        assert_eq!((2 * images.len(), 2 * kernels.len()), (own, symbols), "{kernels:?}");
     }
 
     #[test]
-    fn blocks_of_all_ranks_are_those_of_one_device() {
-        for (blocks, world) in (0..70_u64).flat_map(|blocks| (1..=8).map(move |world| (blocks, world))) {
-            let of_rank =
-                |rank: u32| (0..blocks).filter(|block| block % u64::from(world) == u64::from(rank)).count();
-            for rank in 0..world {
-                assert_eq!(
-                    blocks_of_rank(blocks, world, rank),
-                    of_rank(rank) as u64,
-                    "{blocks} {rank} of {world}"
-                );
-            }
-        }
+    fn a_rank_has_blocks_for_its_own_pages() {
+        let lengths = Lengths::upto(3, 1, 128 * 513).unwrap();
+        let (op, kernel) = (
+            Op::IndexScore(msa_core::op::IndexScore::default()),
+            Kernel { symbol: "index_score_n1", threads: 128, shared: 0, blocks: 100 },
+        );
+        let grid = |world, rank| {
+            let options = msa_core::plan::PlanOptions { world, rank, ..Default::default() };
+            let traits = msa_core::device::DeviceTraits::h200();
+            let plan =
+                Plan { op: op.clone(), traits, options, index_kernel: IndexKernel::Eight, ..Plan::default() };
+            index_grid(&plan, &lengths, &kernel).x
+        };
+        // Of four pages each: 513 of a request are 129 units, and of four ranks the first has 129 pages, 33 units.
+        assert_eq!([grid(1, 0), grid(4, 0), grid(4, 1)], [3 * 129, 3 * 33, 3 * 32]);
     }
 
     #[test]
-    fn every_warpgroup_of_a_grid_has_a_unit() {
+    fn warps_share_a_block_of_threads_and_others_have_one_a_list_or_more() {
+        let blocks = |kernel| [1, 4, 5, 4096].map(|lists| select_grid(kernel, lists, 1000).unwrap().x);
+        assert_eq!(blocks(SelectKernel::Team), [1, 4, 5, 4096]);
+        assert_eq!(blocks(SelectKernel::Warp), [1, 1, 2, 1024]);
+        let grid = |lists, blocks| select_grid(SelectKernel::Cluster, lists, blocks);
+        assert_eq!(grid(5, 65_536).unwrap(), Grid { x: 80, y: 1, cluster: 16 });
+        assert_eq!(grid(5, 32_768).unwrap(), Grid { x: 40, y: 1, cluster: 8 });
+        assert!(grid(1 << 27, 65_536).is_err());
+    }
+
+    #[test]
+    fn a_grid_has_an_sm_for_each_block_up_to_their_number() {
+        let has = |x, y| has_an_sm_each(Grid { x, y, cluster: 1 }, 132);
+        assert!(has(132, 1) && has(66, 2));
+        assert!(!has(133, 1) && !has(67, 2) && !has(u32::MAX, u32::MAX));
+    }
+
+    #[test]
+    fn every_sm_has_a_unit_before_one_has_two() {
         let kernel = |threads, blocks| Kernel { symbol: "index_score_n1", threads, shared: 0, blocks };
         let blocks = |units| [(256, 2), (512, 1)].map(|(t, b)| index_blocks(units, &kernel(t, b), 132));
-        assert_eq!([0, 1, 10, 256, 1 << 20].map(blocks), [[1, 1], [1, 1], [5, 3], [128, 64], [264, 132]]);
-    }
-
-    #[test]
-    fn teams_of_warps_select_few_lists_of_the_usual_kind() {
-        let plain = Select::default();
-        let symbols = [0, 1024, 1025, 4096, 4097].map(|blocks| select_symbol(&plain, blocks, 512, 1));
-        let (four, medium) = ("select_by_four", "select_medium");
-        assert_eq!(symbols, [four, four, medium, medium, "select_large"]);
-        let most = [(512, 1), (513, 1), (32, 8), (33, 2)];
-        let symbols = most.map(|(lists, rows)| select_symbol(&plain, 1024, lists, rows));
-        assert_eq!(symbols, [four, "select_small", four, "select_small"]);
-        type Change = fn(&mut Select);
-        let others: [Change; 5] = [
-            |op| op.order = SelectOrder::ScoreThenOwn,
-            |op| op.nan_rule = NanRule::Highest,
-            |op| op.grouping = Grouping::Reduced,
-            |op| op.init_blocks = 16,
-            |op| op.geometry.top_k = 33,
-        ];
-        for change in others {
-            let mut op = plain.clone();
-            change(&mut op);
-            assert_eq!(select_symbol(&op, 1024, 4, 1), "select_small", "{op:?}");
-        }
+        assert_eq!([0, 1, 10, 256].map(blocks), [[1, 1], [1, 1], [10, 10], [132, 132]]);
+        assert_eq!([300, 500, 1 << 20].map(blocks), [[150, 132], [250, 132], [264, 132]]);
     }
 
     #[test]
     fn append_takes_one_pass_until_the_machine_is_full() {
-        let kernel = Kernel { symbol: "append_once", threads: 128, shared: 0, blocks: 8 };
-        let how = |rows: u64, aligned| AppendRows::of(rows, [4, 4, 1, 4, 64], aligned, 132, &kernel);
+        let plan = AppendPlan { many_rows: 4096, pass_waves: 4, most_passes: 8 };
+        let how = |rows: u64, suits| AppendRows::of(&plan, rows, [4, 4, 1, 4, 64], suits, 132 * 8);
         let few = [1, 128, 1024, 32_768].map(|rows| how(rows, false));
         assert_eq!(few, [1, 1, 1, 8].map(|passes| AppendRows::Few { passes }));
         assert_eq!(
             [4095, 4096].map(|rows| how(rows, true)),
             [AppendRows::Few { passes: 4 }, AppendRows::Many]
         );
-        let odd = AppendRows::of(4096, [3, 3, 1, 6, 24], true, 132, &kernel);
-        assert_eq!(odd, AppendRows::Few { passes: 2 });
+        let other = AppendPlan { many_rows: 20, pass_waves: 1, most_passes: 3 };
+        let how = |rows| AppendRows::of(&other, rows, [4, 4, 1, 4, 64], false, 2);
+        assert_eq!([8, 19].map(how), [AppendRows::Few { passes: 3 }; 2], "the rule is the plan's");
+        assert_eq!(AppendRows::of(&other, 20, [1; 5], true, 2), AppendRows::Many);
     }
 
     /// Times that each head of each row of a tensor is taken.
@@ -478,7 +494,7 @@ mod tests {
         // The bound of the status words of a run is that of few rows.
         let many = |rows| append_grid(rows, [4, 4, 1, 4, 64], AppendRows::Many).blocks;
         assert!((1..300).all(|rows| blocks(rows) <= blocks(rows + 1)));
-        assert!((APPEND_MANY..6000).all(|rows| many(rows) <= blocks(rows)));
+        assert!((1025..6000).all(|rows| many(rows) <= blocks(rows)));
     }
 
     #[test]
@@ -510,18 +526,20 @@ mod tests {
     /// Counts of heads and of units are the caller's: whatever they are, a grid is whole or refused, and nothing wraps.
     #[test]
     fn d05_counts_beyond_32_bits_are_saturated_or_refused() {
-        let mut traits = msa_core::device::DeviceTraits::h200();
-        traits.units = u32::MAX;
         let mut op = msa_core::op::IndexScore::default();
         (op.geometry.query_heads, op.geometry.index_heads) = (1 << 30, 1 << 30);
-        let plan = Plan { op: msa_core::op::Op::IndexScore(op), traits, ..Plan::default() };
         let lengths = Lengths::upto(4, 8, 1 << 20).unwrap();
+        let traits =
+            msa_core::device::DeviceTraits { units: u32::MAX, ..msa_core::device::DeviceTraits::h200() };
+        let op = msa_core::op::Op::IndexScore(op);
+        let plan = Plan { op, traits, index_kernel: IndexKernel::ThirtyTwo, ..Plan::default() };
         let kernel = Kernel { symbol: "index_score_n4", threads: 256, shared: 0, blocks: 2 };
-        let choice = index_choice(8, 1 << 30, CacheFormat::Nvfp4, total_blocks(&plan, &lengths));
-        assert_eq!(index_grid(&plan, &lengths, &choice, &kernel).y, 1 << 28);
+        assert_eq!(index_grid(&plan, &lengths, &kernel).y, 1 << 28);
         assert!(row_grid(&lengths, u32::MAX, 16).is_err());
-        let few = AppendRows::of(u64::MAX, [u32::MAX; 5], true, u32::MAX, &kernel);
-        assert_eq!(few, AppendRows::Few { passes: 8 });
+        let rule = AppendPlan { many_rows: u32::MAX, pass_waves: 1, most_passes: 8 };
+        let few = AppendRows::of(&rule, u64::MAX, [u32::MAX; 5], false, u64::MAX);
+        assert_eq!(few, AppendRows::Few { passes: 1 });
+        assert_eq!(AppendRows::of(&rule, u64::MAX, [u32::MAX; 5], false, 0), AppendRows::Few { passes: 8 });
         let grid = append_grid(1024, [u32::MAX; 5], AppendRows::Few { passes: 1 });
         assert_eq!((grid.group_blocks, grid.blocks), (u32::MAX, 64 * u64::from(u32::MAX)));
     }

@@ -5,6 +5,11 @@
 //! without a device, [`backend`] still works and its devices are an error with the reason.
 //!
 //! A plan decides (msa-core), `launch` turns it into grids, and `prepared` obeys.
+//!
+//! Around every enqueue stands a range named after the variant, on the thread that enqueues (NVTX 3, the default domain). It is
+//! seen by tools that start the process with `NVTX_INJECTION64_PATH`: Nsight Systems, Nsight Compute, and programs that
+//! name CUPTI or a library of their own there. Without the variable, and in a process with raised privileges, nothing is looked for;
+//! `libnvToolsExt.so` (NVTX 1 and 2, up to CUDA 12) is not. The tool is found when the first run of a process is prepared.
 
 mod arguments;
 mod backend;
@@ -17,6 +22,7 @@ mod launch;
 mod memory;
 pub mod plugin;
 mod prepared;
+mod ranges;
 mod stages;
 mod variants;
 

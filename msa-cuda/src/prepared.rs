@@ -12,6 +12,7 @@ use msa_core::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT, WorkspaceRegion};
 use crate::arguments::StatusArguments;
 use crate::context::{Context, Function, Grid, Queue};
 use crate::driver::check;
+use crate::ranges::RangeName;
 use crate::stages::{Run, Scores, Stage};
 
 /// Kernels, grids and tables of one plan. It must outlive the work and the graphs that it was enqueued into.
@@ -25,6 +26,8 @@ pub(crate) struct CudaPrepared {
     status: StatusWords,
     /// Of a checked plan.
     checked_offsets: Option<WorkspaceRegion>,
+    /// What profilers see around an enqueue: the variant.
+    range: RangeName,
 }
 
 /// The region of the plan in which the validation leaves the offsets of the run.
@@ -97,6 +100,7 @@ impl CudaPrepared {
             clear: context.function("status", "clear_status")?,
             scores: Scores::of(plan)?,
             checked_offsets: plan.region(CHECKED_OFFSETS).cloned(),
+            range: RangeName::new(&plan.variant),
             stages,
             status,
         })
@@ -134,6 +138,7 @@ impl Prepared for CudaPrepared {
         };
         // Nothing is enqueued unless every stage takes its arguments.
         self.stages.iter().enumerate().try_for_each(|(number, stage)| stage.check(&run(number)))?;
+        let _range = self.range.begin();
         let nothing = extents.rows == 0 || extents.requests == 0 && has_requests(&self.plan.op);
         if nothing && !validates || !self.status.cleared_by_first {
             // SAFETY: the caller answers for the workspace; the context is current.

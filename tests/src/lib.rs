@@ -6,6 +6,7 @@
 
 pub mod case;
 pub mod compare;
+pub mod counted;
 pub mod decode_case;
 pub mod generate;
 pub mod hits;

@@ -31,6 +31,23 @@ pub fn test_plugin() -> PathBuf {
     path
 }
 
+/// The plugin of a vendor that `cargo xtask plugin <vendor>` built: in `plugins` of the target folder, above the running test.
+///
+/// # Panics
+/// If it is not there and `MSA_REQUIRE_KERNELS` is set, as in continuous integration.
+pub fn vendor_plugin(vendor: &str) -> Option<PathBuf> {
+    let executable = std::env::current_exe().unwrap_or_default();
+    let file = format!("plugins/libmsa_{vendor}.so");
+    let found =
+        executable.ancestors().skip(1).take(3).map(|folder| folder.join(&file)).find(|path| path.is_file());
+    let required = std::env::var_os("MSA_REQUIRE_KERNELS").is_some();
+    assert!(found.is_some() || !required, "no {file}: run cargo xtask plugin {vendor}");
+    if found.is_none() {
+        println!("skipped: no {file}");
+    }
+    found
+}
+
 /// Copies the test plugin into `folder` as `libmsa_<stem>.so`, with a manifest that agrees with it.
 ///
 /// # Panics

@@ -1,6 +1,6 @@
 //! The arguments of a run, flat and back.
 
-use super::border::{read_array, read_growing, zeroed};
+use super::border::{borrow_array, read_growing, zeroed};
 use super::numbers::Numbered;
 use super::table::{
     MAX_TENSORS, MsaIndexCache, MsaKvCache, MsaRun, MsaSpan, MsaTensor, MsaView, PRESENT_KEY_SCALE,
@@ -9,7 +9,7 @@ use super::table::{
 use crate::args::{Args, Role};
 use crate::backend::{Span, Stream};
 use crate::cache::{CacheFormat, IndexCache, KvCache, VScaleOrder, View};
-use crate::error::{Error, Result, require};
+use crate::error::{Error, Result, require, require_at};
 use crate::tensor::{DType, MAX_RANK, Tensor};
 
 /// Arguments in flat form; on the stack, so that enqueueing allocates nothing on this side.
@@ -51,27 +51,27 @@ impl Flat {
     }
 }
 
-/// The arguments behind `run`. Nothing that they point to is read.
+/// The arguments behind `run`. Nothing that they point to is read, and nothing is allocated: enqueueing comes here.
 ///
 /// # Safety
 /// The arrays and structs of `run` are valid.
 pub(crate) unsafe fn read_run(run: &MsaRun) -> Result<Args> {
     let count = u64::from(run.tensor_count);
     // SAFETY: by this function's contract.
-    let tensors = unsafe { read_array(run.tensors, count, MAX_TENSORS as u64, "run.tensors") }?;
+    let tensors = unsafe { borrow_array(run.tensors, count, MAX_TENSORS as u64, "run.tensors") }?;
     let mut args = Args::new();
-    for flat in &tensors {
+    for flat in tensors {
         let (role, tensor) = whole_tensor(flat)?;
         require(args.tensor(role).is_none(), role.name(), "one tensor", "two")?;
-        args = args.with(role, tensor);
+        args.set(role, tensor);
     }
     if !run.kv_cache.is_null() {
         // SAFETY: by this function's contract.
-        args = args.with_kv_cache(whole_kv_cache(&unsafe { read_growing(run.kv_cache) }?)?);
+        args.kv_cache = Some(whole_kv_cache(&unsafe { read_growing(run.kv_cache) }?)?);
     }
     if !run.index_cache.is_null() {
         // SAFETY: by this function's contract.
-        args = args.with_index_cache(whole_index_cache(&unsafe { read_growing(run.index_cache) }?)?);
+        args.index_cache = Some(whole_index_cache(&unsafe { read_growing(run.index_cache) }?)?);
     }
     Ok(args)
 }
@@ -183,11 +183,11 @@ fn whole_index_cache(flat: &MsaIndexCache) -> Result<IndexCache> {
 
 /// A test for the bits of `bits`, none of which may be outside `known`.
 fn present(bits: u32, known: u32, cache: &str) -> Result<impl Fn(u32) -> bool> {
-    require(
+    require_at(
         bits & !known == 0,
-        &format!("{cache}.present"),
-        format!("bits of {known:#x}"),
-        format!("{bits:#x}"),
+        format_args!("{cache}.present"),
+        format_args!("bits of {known:#x}"),
+        format_args!("{bits:#x}"),
     )?;
     Ok(move |bit| bits & bit != 0)
 }

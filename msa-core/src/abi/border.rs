@@ -4,7 +4,7 @@ use super::table::{
     MsaBuffer, MsaDeviceInfo, MsaDiag, MsaHostInfo, MsaIndexCache, MsaKvCache, MsaOp, MsaPlan,
     MsaPlanRequest, MsaPluginApi, MsaRun, MsaSpan, MsaSupport, MsaText, MsaVariant,
 };
-use crate::error::{Error, Result, require};
+use crate::error::{Error, Result, require, require_at};
 
 /// Largest struct size that is believed, bytes: the table is a few hundred.
 const MAX_STRUCT: u32 = 64 << 10;
@@ -45,12 +45,12 @@ growing! {
 /// `pointer` is null or points to four readable bytes, and to as many as they say.
 pub(crate) unsafe fn read_growing<T: Growing>(pointer: *const T) -> Result<T> {
     require(!pointer.is_null(), T::NAME, "a struct", "null")?;
-    require(pointer.is_aligned(), T::NAME, "an aligned address", format!("{pointer:p}"))?;
+    require(pointer.is_aligned(), T::NAME, "an aligned address", format_args!("{pointer:p}"))?;
     // SAFETY: readable by this function's contract; a growing struct starts with its size.
     let size = unsafe { pointer.cast::<u32>().read() };
     let believable = (T::FIRST_SIZE..=MAX_STRUCT).contains(&size) && size.is_multiple_of(8);
-    let want = || format!("a multiple of 8 from {} to {MAX_STRUCT}", T::FIRST_SIZE);
-    require(believable, &format!("{}.struct_size", T::NAME), want(), size)?;
+    let want = format_args!("a multiple of 8 from {} to {MAX_STRUCT}", T::FIRST_SIZE);
+    require_at(believable, format_args!("{}.struct_size", T::NAME), want, size)?;
     let mut value = zeroed::<T>();
     let bytes = (size as usize).min(size_of::<T>());
     // SAFETY: `bytes` are readable by this function's contract and fit into `value`, which is another object.
@@ -96,7 +96,7 @@ pub(crate) unsafe fn borrow_text<'a>(text: MsaText, field: &str) -> Result<&'a s
         return Ok("");
     }
     require(!text.text.is_null(), field, "text", "null")?;
-    require(text.length <= MAX_TEXT, field, format!("at most {MAX_TEXT} bytes"), text.length)?;
+    require(text.length <= MAX_TEXT, field, format_args!("at most {MAX_TEXT} bytes"), text.length)?;
     // SAFETY: not null, and valid for reads by this function's contract.
     let bytes = unsafe { std::slice::from_raw_parts(text.text, text.length as usize) };
     std::str::from_utf8(bytes).map_err(|error| Error::invalid(field, "UTF-8", error))
@@ -118,20 +118,34 @@ pub(crate) unsafe fn fill_buffer(buffer: &mut MsaBuffer, text: &str) {
 /// `count` structs at `pointer`, copied.
 ///
 /// # Safety
-/// `pointer` is valid for reads of `count` structs, if `count` is not above `most`.
+/// As for [`borrow_array`], until it returns.
 pub(crate) unsafe fn read_array<T: Copy>(
     pointer: *const T,
     count: u64,
     most: u64,
     field: &str,
 ) -> Result<Vec<T>> {
+    // SAFETY: by this function's contract; the borrow ends in this function.
+    unsafe { borrow_array(pointer, count, most, field) }.map(<[T]>::to_vec)
+}
+
+/// `count` structs at `pointer`, where they are.
+///
+/// # Safety
+/// `pointer` is valid for reads of `count` structs, if `count` is not above `most`, for all of `'a`.
+pub(crate) unsafe fn borrow_array<'a, T: Copy>(
+    pointer: *const T,
+    count: u64,
+    most: u64,
+    field: &str,
+) -> Result<&'a [T]> {
     if count == 0 {
-        return Ok(Vec::new());
+        return Ok(&[]);
     }
-    require(count <= most, field, format!("at most {most}"), count)?;
-    require(!pointer.is_null() && pointer.is_aligned(), field, "an array", format!("{pointer:p}"))?;
+    require(count <= most, field, format_args!("at most {most}"), count)?;
+    require(!pointer.is_null() && pointer.is_aligned(), field, "an array", format_args!("{pointer:p}"))?;
     // SAFETY: not null, aligned and readable by this function's contract.
-    Ok(unsafe { std::slice::from_raw_parts(pointer, count as usize) }.to_vec())
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count as usize) })
 }
 
 /// Writes a result.
@@ -139,7 +153,7 @@ pub(crate) unsafe fn read_array<T: Copy>(
 /// # Safety
 /// `out` is null or valid for a write.
 pub(crate) unsafe fn write_out<T>(out: *mut T, value: T, field: &str) -> Result<()> {
-    require(!out.is_null() && out.is_aligned(), field, "memory of the caller", format!("{out:p}"))?;
+    require(!out.is_null() && out.is_aligned(), field, "memory of the caller", format_args!("{out:p}"))?;
     // SAFETY: not null, aligned, and valid by this function's contract.
     unsafe { out.write(value) };
     Ok(())
@@ -151,7 +165,7 @@ pub(crate) unsafe fn write_out<T>(out: *mut T, value: T, field: &str) -> Result<
 /// `span` is null or readable.
 pub(crate) unsafe fn read_span(span: *const MsaSpan) -> Result<crate::backend::Span> {
     // SAFETY: one struct by this function's contract.
-    let spans = unsafe { read_array(span, 1, 1, "workspace") }?;
+    let spans = unsafe { borrow_array(span, 1, 1, "workspace") }?;
     let span = spans.first().ok_or_else(|| Error::invalid("workspace", "a span", "none"))?;
     Ok(crate::backend::Span { address: span.address, bytes: span.bytes })
 }

@@ -24,7 +24,7 @@ pub enum Policy {
     Lifetimes = 9,
     /// Any thread may call.
     AnyThread = 10,
-    /// Enqueueing neither allocates on the device nor waits.
+    /// Enqueueing neither allocates nor waits.
     EnqueueOnly = 11,
     /// Plugins are never unloaded.
     NeverUnloaded = 12,

@@ -493,8 +493,7 @@ mod tests {
 
     #[test]
     fn missing_arguments_are_named() {
-        let mut args = score_args(5);
-        args.tensors.retain(|(r, _)| *r != Role::KvLengths);
+        let args = score_args(5).without(Role::KvLengths);
         assert_eq!(check(&args).unwrap_err().to_string(), "missing argument 'kv_lengths' of index_score");
         let mut args = score_args(5);
         args.index_cache = None;

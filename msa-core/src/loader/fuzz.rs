@@ -67,7 +67,7 @@ fn text(choice: u64) -> MsaText {
 /// Fills as much of a buffer of the host as it has room for, and says any length.
 fn fill(buffer: &mut MsaBuffer) {
     let choice = word();
-    let bytes: &[u8] = if choice & 1 == 0 { b"plan.version = 1\nplan." } else { &[0xc3; 64] };
+    let bytes: &[u8] = if choice & 1 == 0 { b"plan.version = 2\nplan." } else { &[0xc3; 64] };
     if !buffer.text.is_null() {
         let count = bytes.len().min(buffer.capacity as usize);
         // SAFETY: the host's buffers are as long as they say.

@@ -9,10 +9,24 @@ use crate::tensor::DType;
 const MAX_CLUSTER: u32 = 16;
 
 /// Of equals the first is taken: where blocks of threads outnumber units, the smallest ones.
-const BLOCKS: [DecodeBlocks; 5] =
-    [DecodeBlocks::Few, DecodeBlocks::Full, DecodeBlocks::Lone, DecodeBlocks::FewPair, DecodeBlocks::Pair];
-const BLOCKS_CROWDED: [DecodeBlocks; 5] =
-    [DecodeBlocks::Full, DecodeBlocks::Few, DecodeBlocks::Lone, DecodeBlocks::FewPair, DecodeBlocks::Pair];
+const BLOCKS: [DecodeBlocks; 7] = [
+    DecodeBlocks::Few,
+    DecodeBlocks::Full,
+    DecodeBlocks::Lone,
+    DecodeBlocks::FewPair,
+    DecodeBlocks::Pair,
+    DecodeBlocks::Quad,
+    DecodeBlocks::Rows,
+];
+const BLOCKS_CROWDED: [DecodeBlocks; 7] = [
+    DecodeBlocks::Full,
+    DecodeBlocks::Few,
+    DecodeBlocks::Lone,
+    DecodeBlocks::FewPair,
+    DecodeBlocks::Pair,
+    DecodeBlocks::Quad,
+    DecodeBlocks::Rows,
+];
 
 /// Times of one pair of formats, nanoseconds, and blocks of threads that a unit holds.
 ///
@@ -42,6 +56,17 @@ pub(super) struct NvidiaCost {
     wave: u64,
     /// [`DecodeBlocks::Full`] and [`DecodeBlocks::Pair`] on a unit.
     held: [u64; 2],
+    /// [`DecodeBlocks::Quad`] and [`DecodeBlocks::Rows`], of formats that are bound by arithmetic: with others they were no faster.
+    sixteen: Option<SixteenWarps>,
+}
+
+/// Sixteen warps in one block of threads, which has a unit to itself.
+#[derive(Debug, Clone, Copy)]
+struct SixteenWarps {
+    /// Four blocks of tokens, one for each four warps.
+    step: u64,
+    /// What is not hidden of a wave's start, beside [`NvidiaCost::ends`].
+    start: u64,
 }
 
 impl NvidiaCost {
@@ -59,6 +84,7 @@ impl NvidiaCost {
                 ends: 2845,
                 wave: 2412,
                 held: [4, 2],
+                sixteen: None,
             },
             (CacheFormat::E4m3 | CacheFormat::E4m3Fnuz, true) => Self {
                 alone: 1151,
@@ -72,6 +98,7 @@ impl NvidiaCost {
                 ends: 3300,
                 wave: 1900,
                 held: [4, 2],
+                sixteen: None,
             },
             (CacheFormat::Nvfp4, false) => Self {
                 alone: 1390,
@@ -85,6 +112,7 @@ impl NvidiaCost {
                 ends: 3157,
                 wave: 959,
                 held: [4, 2],
+                sixteen: Some(SixteenWarps { step: 2760, start: 4900 }),
             },
             (CacheFormat::Nvfp4, true) => Self {
                 alone: 1616,
@@ -98,6 +126,7 @@ impl NvidiaCost {
                 ends: 3812,
                 wave: 2380,
                 held: [3, 1],
+                sixteen: None,
             },
             (CacheFormat::Bf16, _) => Self {
                 alone: 1114,
@@ -111,6 +140,7 @@ impl NvidiaCost {
                 ends: 3418,
                 wave: 1116,
                 held: [2, 1],
+                sixteen: None,
             },
         }
     }
@@ -133,6 +163,10 @@ impl NvidiaCost {
     ) -> (DecodeBlocks, u64) {
         let able = |blocks: &DecodeBlocks| match blocks {
             DecodeBlocks::Lone => slots <= parts,
+            // In clusters, too few of the large blocks of threads fit at once.
+            DecodeBlocks::Quad => parts == 4 && self.sixteen.is_some(),
+            // With more waves, blocks of threads of one row fill each other's ends as well.
+            DecodeBlocks::Rows => parts == 1 && self.sixteen.is_some() && items.div_ceil(4) <= 3 * units,
             _ => blocks.parts() == 1 || (2..=MAX_CLUSTER).contains(&parts),
         };
         let crowded = items.saturating_mul(parts.into()) > units;
@@ -146,6 +180,11 @@ impl NvidiaCost {
 
     fn nanoseconds(&self, blocks: DecodeBlocks, items: u64, parts: u64, slots: u64, units: u64) -> u64 {
         let (units, each) = (units.max(1), u64::from(blocks.parts()));
+        if let (DecodeBlocks::Quad | DecodeBlocks::Rows, Some(sixteen)) = (blocks, self.sixteen) {
+            let threads = items.div_ceil(blocks.items().into());
+            let wave = slots.div_ceil(parts) * sixteen.step + sixteen.start;
+            return threads.div_ceil(units).saturating_mul(wave).saturating_add(self.ends);
+        }
         let (latency, held) = match blocks {
             DecodeBlocks::Full => (self.alone, self.held[0]),
             DecodeBlocks::Lone => (self.lone, 2),
@@ -187,7 +226,7 @@ impl NvidiaCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use DecodeBlocks::{Few, FewPair, Full, Lone, Pair};
+    use DecodeBlocks::{Few, FewPair, Full, Lone, Pair, Quad, Rows};
 
     fn cost(query: DType, cache: CacheFormat) -> NvidiaCost {
         NvidiaCost::of(&Attention { query, cache, ..Attention::default() })
@@ -214,9 +253,10 @@ mod tests {
             (16, FewPair, 4, 13.79), (16, Pair, 4, 13.71), (32, FewPair, 2, 22.06), (32, Full, 2, 25.6), (64, Full, 2, 38.24), (128, Full, 1, 67.98),
         ]),
         (DType::E4m3, CacheFormat::Nvfp4, &[
-            (1, Lone, 16, 5.77), (1, Few, 16, 5.89), (2, Few, 16, 6.62), (4, Few, 8, 8.42), (8, Full, 8, 11.6), (8, Few, 4, 12.0),
-            (16, FewPair, 4, 13.67), (16, Pair, 4, 14.58), (32, FewPair, 2, 20.55), (32, Full, 2, 23.87), (64, Few, 1, 34.43),
-            (128, Full, 1, 60.42),
+            (1, Lone, 16, 5.43), (2, Few, 16, 6.72), (2, Lone, 8, 6.8), (4, Few, 8, 8.18), (4, Full, 8, 8.61), (8, Full, 8, 11.09),
+            (8, Few, 4, 11.45), (16, FewPair, 4, 12.86), (16, Pair, 4, 13.11), (24, Quad, 4, 18.52), (24, FewPair, 2, 19.42),
+            (32, Quad, 4, 19.2), (32, Pair, 4, 19.43), (32, FewPair, 2, 19.96), (64, Few, 1, 32.5), (128, Rows, 1, 51.7),
+            (128, Full, 1, 55.7), (256, Rows, 1, 103.8), (256, Full, 1, 108.3),
         ]),
         (DType::Bf16, CacheFormat::Nvfp4, &[
             (1, Lone, 16, 5.75), (1, Few, 16, 6.04), (2, Few, 16, 6.78), (4, Full, 16, 8.3), (8, Full, 8, 11.33), (8, Few, 4, 12.53),

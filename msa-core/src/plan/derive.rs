@@ -1,9 +1,9 @@
 use super::given::Given;
 use super::{
-    BlockPart, ContextParallel, DecodeBlocks, PlanOptions, PrefillPlan, RowWindow, ScheduleChoice, SlotPart,
-    WorkspaceRegion,
+    AppendPlan, BlockPart, ContextParallel, DecodeBlocks, IndexKernel, PlanOptions, PrefillPlan, RowWindow,
+    ScheduleChoice, SelectKernel, SlotPart, WorkspaceRegion,
 };
-use super::{append, context_parallel, decode, index, merge, prefill, select, step};
+use super::{append, context_parallel, decode, index, kernels, merge, prefill, select, step};
 use crate::error::{Result, require};
 use crate::op::Op;
 
@@ -13,6 +13,9 @@ pub(super) struct Derived {
     pub(super) batch_invariant: bool,
     pub(super) slot_parts: Vec<SlotPart>,
     pub(super) decode_blocks: DecodeBlocks,
+    pub(super) index_kernel: IndexKernel,
+    pub(super) select_kernel: SelectKernel,
+    pub(super) append: AppendPlan,
     pub(super) block_parts: Vec<BlockPart>,
     pub(super) prefill: PrefillPlan,
     pub(super) windows: Vec<RowWindow>,
@@ -25,7 +28,7 @@ pub(super) struct Derived {
 pub(super) fn derive(op: &Op, given: &Given) -> Result<Derived> {
     check_options(op, given.options)?;
     given.check_requests()?;
-    match op {
+    let derived = match op {
         Op::Append(_) => append::derive(given),
         Op::IndexScore(op) => index::derive(op, given),
         Op::Select(op) => select::derive(op, given),
@@ -33,7 +36,8 @@ pub(super) fn derive(op: &Op, given: &Given) -> Result<Derived> {
         Op::SparsePrefill(op) => prefill::derive(op, given),
         Op::Merge(_) | Op::SelectMerge(_) => merge::derive(given),
         Op::Step(op) => step::derive(op, given),
-    }
+    }?;
+    Ok(kernels::choose(op, given, derived))
 }
 
 /// Explicit choices are honoured or refused: one that means nothing to the operation is refused.

@@ -37,17 +37,12 @@ pub(super) fn derive(op: &IndexScore, given: &Given) -> Result<Derived> {
 /// The blocks of this rank of every request, divided over parts of equal work.
 pub(super) fn block_parts(geometry: &Geometry, given: &Given) -> Vec<BlockPart> {
     let tiles = |query_len: u32| u64::from(query_len).div_ceil(ROW_TILE).max(1);
-    let work = given.request_blocks(geometry).map(|(_, q, blocks)| own_blocks(blocks, given) * tiles(q));
+    let work =
+        given.request_blocks(geometry).map(|(_, q, blocks)| given.options.own_blocks(blocks) * tiles(q));
     let work = work.fold(0_u64, u64::saturating_add);
     let width = work.div_ceil(given.units() * PARTS_PER_UNIT).max(1).next_multiple_of(BLOCK_QUAD);
     let requests = given.request_blocks(geometry);
     requests.flat_map(|(request, _, blocks)| request_parts(request, blocks, width, given)).collect()
-}
-
-/// Blocks of this rank among the first `blocks`.
-fn own_blocks(blocks: u64, given: &Given) -> u64 {
-    let (world, rank) = (u64::from(given.options.world.max(1)), u64::from(given.options.rank));
-    (blocks + world - 1).saturating_sub(rank) / world
 }
 
 fn request_parts(
@@ -56,7 +51,7 @@ fn request_parts(
     width: u64,
     given: &Given,
 ) -> impl Iterator<Item = BlockPart> + use<> {
-    let own = own_blocks(blocks, given);
+    let own = given.options.own_blocks(blocks);
     let (world, rank) = (u64::from(given.options.world.max(1)), u64::from(given.options.rank));
     // A request has at most 2^25 blocks (2^30 tokens in blocks of 32), times the world of at most 8.
     let block = move |index: u64| (index * world + rank).min(blocks) as u32;

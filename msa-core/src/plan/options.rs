@@ -84,6 +84,12 @@ impl PlanOptions {
     pub fn cap(&self) -> u64 {
         self.workspace_cap.unwrap_or(Self::DEFAULT_WORKSPACE_CAP)
     }
+
+    /// Of the first `blocks` blocks of a request, those of this rank: block j belongs to rank j mod `world`.
+    pub fn own_blocks(&self, blocks: u64) -> u64 {
+        let (world, rank) = (u64::from(self.world.max(1)), u64::from(self.rank));
+        blocks.saturating_add(world - 1).saturating_sub(rank) / world
+    }
 }
 
 impl Default for PlanOptions {
@@ -99,5 +105,24 @@ impl Default for PlanOptions {
             world: 1,
             rank: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_all_ranks_are_those_of_one_device() {
+        for (blocks, world) in (0..70_u64).flat_map(|blocks| (1..=8).map(move |world| (blocks, world))) {
+            for rank in 0..world {
+                let own = (0..blocks).filter(|block| block % u64::from(world) == u64::from(rank)).count();
+                let options = PlanOptions { world, rank, ..PlanOptions::default() };
+                assert_eq!(options.own_blocks(blocks), own as u64, "{blocks} {rank} of {world}");
+            }
+        }
+        let options = PlanOptions { world: 8, rank: 7, ..PlanOptions::default() };
+        assert_eq!(options.own_blocks(u64::MAX), u64::MAX / 8);
+        assert_eq!(PlanOptions { world: 0, rank: 0, ..options }.own_blocks(9), 9, "as one device");
     }
 }

@@ -37,6 +37,10 @@ pub enum DecodeBlocks {
     Pair = 4,
     /// Two parts, eight warps, with more bytes under way: one block of threads an SM.
     FewPair = 5,
+    /// Four rows that are not divided, four warps each: one block of threads an SM, whose rows keep together.
+    Rows = 6,
+    /// Four parts, sixteen warps: one block of threads an SM.
+    Quad = 7,
 }
 names!(DecodeBlocks {
     None = "none",
@@ -45,6 +49,8 @@ names!(DecodeBlocks {
     Lone = "lone",
     Pair = "pair",
     FewPair = "few_pair",
+    Rows = "rows",
+    Quad = "quad",
 });
 
 impl DecodeBlocks {
@@ -52,6 +58,15 @@ impl DecodeBlocks {
     pub const fn parts(self) -> u32 {
         match self {
             Self::Pair | Self::FewPair => 2,
+            Self::Quad => 4,
+            _ => 1,
+        }
+    }
+
+    /// (Row, list) pairs that a block of threads takes.
+    pub const fn items(self) -> u32 {
+        match self {
+            Self::Rows => 4,
             _ => 1,
         }
     }

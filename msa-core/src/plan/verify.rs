@@ -6,6 +6,7 @@
 //! makes (two machines would not agree on them).
 
 mod coverage;
+mod kernels;
 mod workspace;
 
 use super::derive::{Derived, derive};
@@ -26,9 +27,10 @@ impl Plan {
         self.verify_derivation()
     }
 
-    /// Proves coverage and workspace from the plan's tables alone.
+    /// Proves coverage and workspace from the plan's tables alone, and that the kernels it names can do it.
     pub fn verify_coverage(&self) -> Result<()> {
         coverage::check(self)?;
+        kernels::check(self)?;
         workspace::check(self)
     }
 
@@ -92,6 +94,9 @@ impl Plan {
             batch_invariant: self.batch_invariant,
             slot_parts: self.slot_parts.clone(),
             decode_blocks: self.decode_blocks,
+            index_kernel: self.index_kernel,
+            select_kernel: self.select_kernel,
+            append: self.append,
             block_parts: self.block_parts.clone(),
             prefill: self.prefill.clone(),
             windows: self.windows.clone(),
@@ -106,7 +111,7 @@ impl Plan {
 }
 
 /// `Ok` if `condition` holds, else the plan's error.
-fn holds(condition: bool, what: impl FnOnce() -> String) -> Result<()> {
+pub(super) fn holds(condition: bool, what: impl FnOnce() -> String) -> Result<()> {
     if condition { Ok(()) } else { Err(Error::Plan(what())) }
 }
 
@@ -115,6 +120,9 @@ fn first_difference(own: &Derived, wanted: &Derived) -> &'static str {
         ("batch_invariant", own.batch_invariant == wanted.batch_invariant),
         ("slot_parts", own.slot_parts == wanted.slot_parts),
         ("decode_blocks", own.decode_blocks == wanted.decode_blocks),
+        ("index_kernel", own.index_kernel == wanted.index_kernel),
+        ("select_kernel", own.select_kernel == wanted.select_kernel),
+        ("append", own.append == wanted.append),
         ("block_parts", own.block_parts == wanted.block_parts),
         ("prefill", own.prefill == wanted.prefill),
         ("windows", own.windows == wanted.windows),

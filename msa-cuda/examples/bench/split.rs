@@ -26,8 +26,12 @@ pub(crate) fn run(bench: &Bench<'_>) -> Result<()> {
             let mut line = format!("split {name:5} {context:6} tokens:");
             for requests in [1, 4, 16] {
                 let (scoring, _) = bench.index(&op, requests, 1, context)?;
-                let rate = (requests * context / 128 * page) as f64 / (scoring * 1e-6);
-                line += &format!("  B {requests:2} {scoring:6.1} us {:.2} of copy", rate / copy);
+                // What a copy would take for the bytes that scoring reads.
+                let bytes = (requests * context / 128 * page) as f64 / copy * 1e6;
+                line += &format!(
+                    "  B {requests:2} {scoring:6.1} us, {bytes:6.2} of bytes: {:.2} of copy",
+                    bytes / scoring
+                );
             }
             println!("{line}");
         }

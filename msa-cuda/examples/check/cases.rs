@@ -196,7 +196,8 @@ impl Case {
             },
             ..Attention::default()
         };
-        let mut case = Self::empty(random, Op::SparseDecode(op.clone()), 40);
+        let any = Op::SparseDecode(op.clone());
+        let mut case = if random.chance(15) { Self::many(random, any) } else { Self::empty(random, any, 40) };
         case.options.splits = random
             .pick(&[None, None, None, Some(1), Some(2), Some(5), Some(16), Some(40)])
             .filter(|&s| s <= geometry.top_k);
@@ -218,6 +219,14 @@ impl Case {
         let bytes = case.kv_cache(4096).map_or(0, |c| c.key.page_stride) * case.pages;
         case.fill_pool(random, op.cache, bytes);
         case
+    }
+
+    /// Many short requests: as many (row, list) pairs as an H200 takes at once and more.
+    fn many(random: &mut Random, op: Op) -> Self {
+        let (requests, q) = (10 + random.below(60), random.pick(&[1, 2, 4, 8]));
+        let rows = |random: &mut Random| if random.chance(5) { random.below(q + 1) } else { q };
+        let lengths = (0..requests).map(|_| (rows(random) as u32, random.below(400) as u32)).collect();
+        Self::of_lengths(random, op, q, lengths)
     }
 
     pub(crate) fn empty(random: &mut Random, op: Op, most_blocks: u64) -> Self {

@@ -57,7 +57,15 @@ struct SelectArguments {
   uint64_t indices_row, indices_list;
   uint32_t blocks, heads, lists, k;
   uint32_t init_blocks, local_blocks, init_first, nan_highest;
-  uint32_t score_order, pad;
+  uint32_t score_order, all_lists;  // lists that the plan's bounds allow
+  uint32_t ranks, pad;  // blocks of threads that share a list
+};
+
+// Scores that a list of `sparse_decode` is selected from, and how; null where the lists are given.
+struct ListSource {
+  const uint8_t* scores;  // [rows][lists][blocks] f32
+  uint64_t scores_row, scores_list;
+  uint32_t blocks, init_blocks, local_blocks, pad;
 };
 
 struct DecodeArguments {
@@ -69,8 +77,9 @@ struct DecodeArguments {
   uint64_t output_row, output_head;
   uint8_t* lse;          // [rows][query heads] f32, or null
   uint64_t lse_row, lse_head;
-  const uint8_t* indices;  // [rows][lists][k] i32
+  uint8_t* indices;      // [rows][lists][k] i32; written if the lists are selected here
   uint64_t indices_row, indices_list;
+  ListSource source;
   const uint2* parts;    // [requests][splits]: first slot, one past the last
   const float* query_factor;  // tensor scales, null for 1
   const float* key_factor;
@@ -80,7 +89,7 @@ struct DecodeArguments {
   float softmax_scale;
   uint32_t k, groups, group_heads, heads_per_kv, lists, splits;
   uint32_t query_is_e4m3, output_type, lse_base_two, v_scale_linear;
-  uint32_t one, combine_in_workspace, pad;
+  uint32_t one, combine_in_workspace, items;  // items: (row, list) pairs that the bounds allow
 };
 
 struct StatusArguments {
@@ -224,7 +233,7 @@ static_assert(sizeof(View) == 32 && sizeof(Batch) == 88, "as in arguments.rs");
 static_assert(sizeof(ValidateArguments) == 296, "as in arguments.rs");
 static_assert(sizeof(AppendTensor) == 168 && sizeof(RowArguments) == 56 && sizeof(AppendArguments) == 976 && sizeof(Winner) == 16,
               "as in arguments.rs");
-static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 176 && sizeof(DecodeArguments) == 416, "as in arguments.rs");
+static_assert(sizeof(IndexArguments) == 240 && sizeof(SelectArguments) == 184 && sizeof(DecodeArguments) == 456, "as in arguments.rs");
 static_assert(sizeof(MergeArguments) == 160 && sizeof(SelectMergeArguments) == 88, "as in arguments.rs");
 static_assert(sizeof(RankKeysArguments) == 296 && sizeof(GatherArguments) == 168, "as in arguments.rs");
 

@@ -70,25 +70,25 @@ struct Slots {
 };
 
 // Shared memory of a block that works on PARTS parts of a row, HALVES warps to a share. S: type of the first product.
-template <Cache C, Mma S, int PARTS, int HALVES, int RING>
+template <Cache C, Mma S, int PARTS, int HALVES, int RING, bool ROWS = false>
 struct Shape {
   static constexpr int ALL = WARPS * PARTS, THREADS = 32 * ALL * HALVES;  // shares, threads
   static constexpr int WARP_RING = 2 * RING * Bytes<C>::STAGE;  // K, then V
   static constexpr Table KEY_TABLE = S == Mma::BF16 ? Table::BF16 : Table::E4M3;
   static constexpr int KEY_TABLE_BYTES = C == Cache::NVFP4 && S == Mma::BF16 ? Nvfp4<Table::BF16>::SHARED_BYTES : 0;
   static constexpr int VALUE_TABLE_BYTES = C == Cache::NVFP4 ? Nvfp4<Table::E4M3>::SHARED_BYTES : 0;
-  static constexpr int QUERY = ALL * WARP_RING, KEY_TABLE_AT = QUERY + 4096, VALUE_TABLE_AT = KEY_TABLE_AT + KEY_TABLE_BYTES;
+  static constexpr int QUERY = ALL * WARP_RING, KEY_TABLE_AT = QUERY + 4096 * (ROWS ? PARTS : 1), VALUE_TABLE_AT = KEY_TABLE_AT + KEY_TABLE_BYTES;
   static constexpr int SLOTS = VALUE_TABLE_AT + VALUE_TABLE_BYTES;  // [parts]
   static constexpr int STATES = SLOTS + PARTS * Slots<C>::BYTES;     // [warps][m, l][16]
   // What the two warps of a share tell each other: [shares][half][lane][8 scores].
   static constexpr int SCORES = STATES + ALL * 2 * GROUP * 4;
   // What the blocks of a cluster send each other: [parts of the row][heads of this block][128], then [..][m, l]. A block that
   // is no part of a cluster exchanges within its rings and is launched without it.
-  static constexpr int RECEIVED = SCORES + (HALVES == 2 ? ALL * 2048 : 0), RECEIVED_STATES = RECEIVED + PARTS * GROUP * 512;
-  static constexpr int BARRIER = RECEIVED_STATES + PARTS * GROUP * 8, SHARED = BARRIER + 16;
-  static_assert(HALVES == 2 || QUERY >= 4 * MAX_CACHED_PAGES, "the rings hold a block table");
+  static constexpr int RECEIVED = SCORES + (HALVES == 2 ? ALL * 2048 : 0), RECEIVED_STATES = RECEIVED + (ROWS ? 0 : PARTS * GROUP * 512);
+  static constexpr int BARRIER = RECEIVED_STATES + (ROWS ? 0 : PARTS * GROUP * 8), SHARED = BARRIER + (ROWS ? 0 : 16);
+  static_assert(QUERY >= 4 * MAX_CACHED_PAGES, "the rings hold a block table");
   static_assert(WARP_RING >= GROUP * 512, "the ring of a share holds its partial output");
-  static_assert(SHARED - RECEIVED == PARTS * 8320 + 16, "as in launch.rs");
+  static_assert(ROWS || SHARED - RECEIVED == PARTS * 8320 + 16, "as in launch.rs");
 };
 
 }  // namespace msa

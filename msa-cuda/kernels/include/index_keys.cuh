@@ -39,25 +39,18 @@ struct KeyPlace {
   uint32_t one, eight;  // f16x2 1.0 and 8, opaque to the compiler
 };
 
-// Words of halves FIRST .. FIRST + HALVES - 1 of a row, every other word of `out`.
-template <Keys K, Path P, int STAGE_ROWS, int FIRST, int HALVES>
+// Words of a row, every other word of `out`.
+template <Keys K, Path P, int STAGE_ROWS>
 MSA_DEVICE void row_words(const KeyPlace& at, int row, uint32_t* out) {
   constexpr int WORDS = WORDS_OF_FOUR<P>;
   if constexpr (K == Keys::NVFP4) {
     using Codes = Nvfp4<IS_BF16<P> ? Table::BF16 : Table::E4M3>;
-    uint32_t codes[2 * HALVES];
-    const uint32_t address = at.stage + row * 64 + 16 * at.q + 8 * FIRST;
-    if constexpr (HALVES == 2) {
-      const uint4 x = load_shared_128(address);
-      codes[0] = x.x, codes[1] = x.y, codes[2] = x.z, codes[3] = x.w;
-    } else {
-      const uint2 x = load_shared_64(address);
-      codes[0] = x.x, codes[1] = x.y;
-    }
+    const uint4 four = load_shared_128(at.stage + row * 64 + 16 * at.q);
+    const uint32_t codes[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int half = 0; half < HALVES; half++) {
+    for (int half = 0; half < 2; half++) {
       Codes table;
-      table.load(at.table, load_shared_8(at.stage + STAGE_ROWS * 64 + row * 8 + 2 * at.q + FIRST + half), at.eight);
+      table.load(at.table, load_shared_8(at.stage + STAGE_ROWS * 64 + row * 8 + 2 * at.q + half), at.eight);
 #pragma unroll
       for (int i = 2 * half; i < 2 * half + 2; i++) {
         if constexpr (IS_BF16<P>) {
@@ -72,16 +65,16 @@ MSA_DEVICE void row_words(const KeyPlace& at, int row, uint32_t* out) {
     }
   } else {
 #pragma unroll
-    for (int half = 0; half < HALVES; half++) {
+    for (int half = 0; half < 2; half++) {
       if constexpr (K == Keys::FP8) {
-        const uint4 x = load_shared_128(at.stage + row * 128 + 32 * at.q + 16 * (FIRST + half));
+        const uint4 x = load_shared_128(at.stage + row * 128 + 32 * at.q + 16 * half);
         const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) from_e4m3<P>(words[i], out + 2 * WORDS * (4 * half + i));
       } else {
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-          const uint4 x = load_shared_128(at.stage + row * 256 + 64 * at.q + 32 * (FIRST + half) + 16 * c);
+          const uint4 x = load_shared_128(at.stage + row * 256 + 64 * at.q + 32 * half + 16 * c);
           uint32_t* to = out + 8 * (2 * half + c);
           to[0] = x.x, to[2] = x.y, to[4] = x.z, to[6] = x.w;
         }
@@ -91,10 +84,10 @@ MSA_DEVICE void row_words(const KeyPlace& at, int row, uint32_t* out) {
 }
 
 // The A operands of the tile whose first row for this thread is `row`: four words a k step, of rows `row` and `row + 8`.
-template <Keys K, Path P, int STAGE_ROWS, int FIRST, int HALVES>
+template <Keys K, Path P, int STAGE_ROWS>
 MSA_DEVICE void key_fragments(const KeyPlace& at, int row, uint32_t* fragments) {
-  row_words<K, P, STAGE_ROWS, FIRST, HALVES>(at, row, fragments);
-  row_words<K, P, STAGE_ROWS, FIRST, HALVES>(at, row + 8, fragments + 1);
+  row_words<K, P, STAGE_ROWS>(at, row, fragments);
+  row_words<K, P, STAGE_ROWS>(at, row + 8, fragments + 1);
 }
 
 }  // namespace msa

@@ -105,6 +105,15 @@ MSA_DEVICE void bulk_copy(uint32_t destination, const uint8_t* source, uint32_t 
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
                ::"r"(destination), "l"(source), "r"(bytes), "r"(barrier) : "memory");
 }
+// The same by one thread of a warp whose threads are all here with equal operands: without a branch, and operands are known to be
+// uniform, so that the compiler makes no loop over threads.
+MSA_DEVICE void warp_barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("{.reg .pred p; elect.sync _|p,-1; @p mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;}" ::"r"(barrier), "r"(bytes) : "memory");
+}
+MSA_DEVICE void warp_bulk_copy(uint32_t destination, const uint8_t* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("{.reg .pred p; elect.sync _|p,-1; @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];}"
+               ::"r"(destination), "l"(source), "r"(bytes), "r"(barrier) : "memory");
+}
 // 16 bytes by this thread; both addresses are multiples of 16.
 MSA_DEVICE void copy_16(uint32_t destination, const uint8_t* source) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16;" ::"r"(destination), "l"(source) : "memory");
@@ -120,6 +129,12 @@ MSA_DEVICE void named_barrier(int id, int threads) { asm volatile("bar.sync %0,%
 // only after that wait: so a kernel that is not the first of a run may read at once what was there before its predecessor began.
 MSA_DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 MSA_DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// a / b and the rest. Counts of heads and of parts are powers of two in real models, and a division takes 0.1 us where nothing hides it.
+MSA_DEVICE uint2 divide_count(uint32_t a, uint32_t b) {
+  if ((b & (b - 1)) == 0) return make_uint2(a >> (31 - __clz(b)), a & (b - 1));
+  return make_uint2(a / b, a % b);
+}
 
 // ---- bytes and conversions; exact unless a rounding is named ----
 MSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {

@@ -16,8 +16,8 @@ struct Ranks {
   MSA_DEVICE int blocks(int blocks) const { return (int)(((uint32_t)blocks + world - 1 - rank) / world); }
   // Tokens of this rank among the first `tokens`.
   MSA_DEVICE int tokens(int tokens) const {
-    const uint32_t whole = (uint32_t)tokens / BLOCK, rest = (uint32_t)tokens % BLOCK;
-    return blocks((int)whole) * BLOCK + (whole % world == rank ? (int)rest : 0);
+    const uint32_t whole = (uint32_t)tokens / BLOCK, each = whole / world, more = whole - each * world;
+    return (int)((each + (more > rank)) * BLOCK + (more == rank ? (uint32_t)tokens % BLOCK : 0));
   }
   // The page that is number `page` here.
   MSA_DEVICE uint32_t page(uint32_t page) const { return page * world + rank; }
@@ -37,9 +37,11 @@ MSA_DEVICE Ranks ranks_of(const Batch& batch) {
   const uint32_t ranks = ((const IndexArguments&)batch).ranks;
   return {ranks & 0xffff, ranks >> 16};
 }
+MSA_DEVICE int blocks_of_rank(const Batch& batch, int blocks) { return ranks_of(batch).blocks(blocks); }
 MSA_DEVICE int tokens_of_rank(const Batch& batch, int tokens) { return ranks_of(batch).tokens(tokens); }
 MSA_DEVICE uint32_t page_of_rank(const Batch& batch, uint32_t page) { return ranks_of(batch).page(page); }
 #else
+MSA_DEVICE int blocks_of_rank(const Batch&, int blocks) { return blocks; }
 MSA_DEVICE int tokens_of_rank(const Batch&, int tokens) { return tokens; }
 MSA_DEVICE uint32_t page_of_rank(const Batch&, uint32_t page) { return page; }
 #endif

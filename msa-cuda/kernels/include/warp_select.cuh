@@ -11,6 +11,8 @@
 namespace msa {
 
 constexpr int WARP_BLOCKS = 1024, TEAM_EACH = 256;
+// At which the four warps of a team meet; there may be other warps in the block.
+constexpr int TEAM_BARRIER = 15;
 
 // What the lanes of a warp exchange.
 struct alignas(16) WarpScratch {
@@ -22,8 +24,9 @@ struct alignas(16) WarpScratch {
 // What four warps exchange.
 struct alignas(16) TeamScratch {
   WarpScratch own[4];
-  float maxima[4][32];
+  float maxima[4][32], values[64];
   uint32_t at_bound[32], above[32];
+  int32_t ids[64];
 };
 
 struct WarpSelect {
@@ -58,11 +61,12 @@ MSA_DEVICE Sums sums_of(int value, int lane) {
   return sums;
 }
 
-// Of the 32 values that the lanes gave, those above `mine`.
+// Of N values that the lanes gave, those above `mine`.
+template <int N>
 MSA_DEVICE int count_above(const float* values, float mine) {
   int above[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
+#pragma unroll 4
+  for (int i = 0; i < N / 4; i++) {
     const float4 x = ((const float4*)values)[i];
     above[0] += x.x > mine;
     above[1] += x.y > mine;
@@ -138,27 +142,53 @@ MSA_DEVICE void write_known(uint32_t above, uint32_t ties, uint32_t forced, int 
   write_blocks(chosen, out, sums_of(__popc(chosen), lane).before, lane);
 }
 
-// Ranks the `total` blocks in scratch.ids, 32 at most and in order, by counting; writes the forced and the `need` best.
-MSA_DEVICE void write_ranked(const float* scores, int total, int init_end, int tail, int need, int k, int32_t* out, WarpScratch& scratch, int lane) {
+// Ranks the `total` blocks in `ids`, at most EACH a lane and in order, by counting; writes the forced and the `need` best.
+template <int EACH>
+MSA_DEVICE void write_ranked(const float* scores, int total, int init_end, int tail, int need, int k, int32_t* out, const int32_t* ids,
+                             float* values, int lane) {
   __syncwarp();
-  const bool is_there = lane < total;
-  const int id = is_there ? scratch.ids[lane] : 0;
-  const bool is_forced = id < init_end || id >= tail;
-  const float value = is_there && !is_forced ? scores[id] : NAN;
-  scratch.values[lane] = value;
-  __syncwarp();
-  const int above = count_above(scratch.values, value);
-  bool chosen = is_there && (is_forced || above < need);
-  uint32_t all = __ballot_sync(FULL_WARP, chosen);
-  const uint32_t before = (1u << lane) - 1;
-  if (__popc(all) > k) {  // ties at the border
-    const int last = (int)__reduce_max_sync(FULL_WARP, chosen && !is_forced ? (uint32_t)above : 0u);
-    const bool at_border = chosen && !is_forced && above == last;
-    const uint32_t border = __ballot_sync(FULL_WARP, at_border);
-    chosen = chosen && !(at_border && __popc(border & before) >= need - last);
-    all = __ballot_sync(FULL_WARP, chosen);
+  int id[EACH], above[EACH];
+  float value[EACH];
+  bool is_forced[EACH], chosen[EACH];
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    const int at = 32 * e + lane;
+    chosen[e] = at < total;
+    id[e] = chosen[e] ? ids[at] : 0;
+    is_forced[e] = id[e] < init_end || id[e] >= tail;
+    value[e] = chosen[e] && !is_forced[e] ? scores[id[e]] : NAN;
+    values[at] = value[e];
   }
-  if (chosen) out[__popc(all & before)] = id;
+  __syncwarp();
+  const uint32_t before = (1u << lane) - 1;
+  uint32_t all[EACH];
+  int count = 0, last = 0;
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    above[e] = count_above<32 * EACH>(values, value[e]);
+    chosen[e] = chosen[e] && (is_forced[e] || above[e] < need);
+    all[e] = __ballot_sync(FULL_WARP, chosen[e]);
+    count += __popc(all[e]);
+    if (chosen[e] && !is_forced[e]) last = max(last, above[e]);
+  }
+  if (count > k) {  // ties at the border: the first of them
+    last = (int)__reduce_max_sync(FULL_WARP, (uint32_t)last);
+    int taken = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const bool at_border = chosen[e] && !is_forced[e] && above[e] == last;
+      const uint32_t border = __ballot_sync(FULL_WARP, at_border);
+      chosen[e] = chosen[e] && !(at_border && taken + __popc(border & before) >= need - last);
+      taken += __popc(border);
+      all[e] = __ballot_sync(FULL_WARP, chosen[e]);
+    }
+  }
+  int at = 0;
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    if (chosen[e]) out[at + __popc(all[e] & before)] = id[e];
+    at += __popc(all[e]);
+  }
 }
 
 // Blocks 0 .. n - 1 of `scores`, which `v` holds, NaN where there is none; `out` has k places.
@@ -179,7 +209,7 @@ MSA_DEVICE void warp_select(float (&v)[32], const float* scores, int n, const Wa
   const float most = fmaxf(fmaxf(best[0], best[1]), fmaxf(best[2], best[3]));
   scratch.maxima[lane] = most;
   __syncwarp();
-  uint32_t low = __reduce_min_sync(FULL_WARP, count_above(scratch.maxima, most) < k ? order_of(most) : ~0u);
+  uint32_t low = __reduce_min_sync(FULL_WARP, count_above<32>(scratch.maxima, most) < k ? order_of(most) : ~0u);
   float bound = score_of(low);
 
   bool refined = false;
@@ -193,7 +223,7 @@ MSA_DEVICE void warp_select(float (&v)[32], const float* scores, int n, const Wa
       if (total <= 32) write_blocks(word, scratch.ids, sums.before, lane);
     }
     if (total <= 32) {
-      write_ranked(scores, total, want.init_blocks, tail, need, k, out, scratch, lane);
+      write_ranked<1>(scores, total, want.init_blocks, tail, need, k, out, scratch.ids, scratch.values, lane);
       return;
     }
     if (!refined) {
@@ -230,7 +260,7 @@ MSA_DEVICE void warp_select(float (&v)[32], const float* scores, int n, const Wa
   }
 }
 
-// The same by the four warps of a block, each with the scores of 256 blocks: lane l of warp w holds blocks 256 w + l, + 32, ...
+// The same by four warps of a block, each with the scores of 256 blocks: lane l of warp w holds blocks 256 w + l, + 32, ...
 MSA_DEVICE void team_select(const float (&v)[8], const float* scores, int n, const WarpSelect& want, int32_t* out, TeamScratch& scratch, int w,
                             int lane) {
   const int k = want.k, tail = n - want.local_blocks;
@@ -244,11 +274,11 @@ MSA_DEVICE void team_select(const float (&v)[8], const float* scores, int n, con
 #pragma unroll
   for (int i = 0; i < 8; i++) most = fmaxf(most, v[i]);
   scratch.maxima[w][lane] = most;
-  __syncthreads();
+  named_barrier(TEAM_BARRIER, 128);
   most = fmaxf(fmaxf(scratch.maxima[0][lane], scratch.maxima[1][lane]), fmaxf(scratch.maxima[2][lane], scratch.maxima[3][lane]));
   own.maxima[lane] = most;
   __syncwarp();
-  const float bound = score_of(__reduce_min_sync(FULL_WARP, count_above(own.maxima, most) < k ? order_of(most) : ~0u));
+  const float bound = score_of(__reduce_min_sync(FULL_WARP, count_above<32>(own.maxima, most) < k ? order_of(most) : ~0u));
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {
     uint32_t at_bound[4], above[4];
@@ -262,14 +292,16 @@ MSA_DEVICE void team_select(const float (&v)[8], const float* scores, int n, con
       *(uint4*)(scratch.above + 8 * w + i) = make_uint4(above[0], above[1], above[2], above[3]);
     }
   }
-  __syncthreads();
+  named_barrier(TEAM_BARRIER, 128);
   if (w > 0) return;
   const uint32_t forced = word_of_range(lane, 0, want.init_blocks) | word_of_range(lane, tail, n);
   const uint32_t at_bound = scratch.at_bound[lane];
   const Sums sums = sums_of(__popc(at_bound | forced), lane);
-  if (sums.all <= 32 && bound > -INFINITY) {
-    write_blocks(at_bound | forced, own.ids, sums.before, lane);
-    write_ranked(scores, sums.all, want.init_blocks, tail, need, k, out, own, lane);
+  // Of scores at random more than 32 pass the bound in one list of fifty.
+  if (sums.all <= 64 && bound > -INFINITY) {
+    write_blocks(at_bound | forced, scratch.ids, sums.before, lane);
+    if (sums.all <= 32) write_ranked<1>(scores, sums.all, want.init_blocks, tail, need, k, out, scratch.ids, scratch.values, lane);
+    else write_ranked<2>(scores, sums.all, want.init_blocks, tail, need, k, out, scratch.ids, scratch.values, lane);
     return;
   }
   const uint32_t above = scratch.above[lane] & ~forced;

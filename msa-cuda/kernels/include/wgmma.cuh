@@ -6,9 +6,11 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace msa {
 
-// 8 rows of 16 bytes a core matrix; core matrices along K are 128 bytes apart, along N `rows_bytes`.
-MSA_DEVICE uint64_t query_descriptor(uint32_t address, uint32_t rows_bytes) {
-  return (uint64_t)((address & 0x3ffff) >> 4) | ((uint64_t)(128 >> 4) << 16) | ((uint64_t)(rows_bytes >> 4) << 32);
+// 8 rows of 16 bytes a core matrix; core matrices along K are 128 bytes apart, along N `rows_bytes`. A k step is two of them on. Steps
+// differ in the low word only: as sums of 64 bits, two or three instructions stood between any two products of four tiles.
+MSA_DEVICE uint64_t query_descriptor(uint32_t address, uint32_t rows_bytes, int step) {
+  const uint32_t low = ((address & 0x3ffff) >> 4 | (128 >> 4) << 16) + 16 * step, high = rows_bytes >> 4;
+  return (uint64_t)high << 32 | low;
 }
 MSA_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MSA_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -9,7 +9,6 @@ use msa_core::plan::{Plan, PlanOptions, WORKSPACE_ALIGNMENT};
 use msa_core::variant::Support;
 
 use super::shared::SharedLayout;
-use crate::launch::blocks_of_rank;
 
 /// A rank's part of a selection, planned.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,7 +110,7 @@ impl IndexerPlan {
     pub(super) fn columns(&self) -> u64 {
         let longest = self.score.requests.iter().map(|request| request.kv_len).max().unwrap_or(0);
         let blocks = self.select.geometry.blocks(longest.into());
-        blocks_of_rank(blocks, self.options.world, self.options.rank).max(1)
+        self.score.options.own_blocks(blocks).max(1)
     }
 
     /// Where the own scores stand in the workspace, `[rows, heads, columns]` f32.

@@ -6,7 +6,7 @@ use msa_core::args::Role;
 use msa_core::cache::{self, CacheFormat, IndexCache, KvCache, VScaleOrder};
 use msa_core::error::{Error, Result};
 use msa_core::op::{Append, Quantiser, Rounding};
-use msa_core::plan::{Plan, WorkspaceRegion};
+use msa_core::plan::{AppendPlan, Plan, WorkspaceRegion};
 use msa_core::tensor::DType;
 
 use super::{Run, image, narrow};
@@ -16,7 +16,7 @@ use crate::launch::{self, AppendRows};
 
 /// Rows up to which writers search the slots behind their own, in shared memory (`SEARCHED_ROWS` of slots.cuh); more rows
 /// have a table.
-const SEARCHED_ROWS: u64 = 1024;
+const SEARCHED_ROWS: u64 = AppendPlan::SEARCHED_ROWS as u64;
 
 /// A prepared `append`.
 pub(crate) struct AppendStage {
@@ -27,11 +27,16 @@ pub(crate) struct AppendStage {
     table: Option<WorkspaceRegion>,
     units: u32,
     most_blocks: u32,
+    /// How launches take their rows.
+    rule: AppendPlan,
     op: Append,
 }
 
 impl AppendStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Append) -> Result<Self> {
+        if plan.append == AppendPlan::default() {
+            return Err(Error::Plan("append: want the rule of a CUDA device, got none".to_owned()));
+        }
         let image = image(plan);
         let (few, many) = match op.rounding {
             Rounding::Once => ("append_once", "append_once_many"),
@@ -45,6 +50,7 @@ impl AppendStage {
             table: plan.region("slot_winners").cloned(),
             units: plan.traits.units,
             most_blocks: most_blocks(op, plan.lengths()?.rows()),
+            rule: plan.append,
             op: op.clone(),
         })
     }
@@ -114,7 +120,8 @@ impl AppendStage {
     unsafe fn launch(&self, run: &Run<'_>, arguments: &mut AppendArguments) -> Result<()> {
         let rows = u64::from(arguments.rows.row_end - arguments.rows.row_begin);
         let heads = arguments.tensors.map(|tensor| tensor.heads);
-        let how = AppendRows::of(rows, heads, suits_many(arguments), self.units, &self.few.kernel);
+        let filled = u64::from(self.units.max(1)) * u64::from(self.few.kernel.blocks.max(1));
+        let how = AppendRows::of(&self.rule, rows, heads, suits_many(arguments), filled);
         let grid = launch::append_grid(rows, heads, how);
         (arguments.group_blocks, arguments.group_magic, arguments.group_shift) =
             (grid.group_blocks, grid.magic, grid.shift);
@@ -317,7 +324,7 @@ fn divide(tensor: &mut AppendTensor, how: AppendRows) {
 }
 
 /// Whether the kernel for many rows finds a table of slots, can copy 16 bytes of a row, read four angles and store eight bytes at
-/// once, and rotates 64 channels or none.
+/// once, and rotates 64 channels or none, of numbers of heads that are powers of two.
 fn suits_many(a: &AppendArguments) -> bool {
     let all = |addresses: &[u64], bytes: u64| addresses.iter().all(|at| at.is_multiple_of(bytes));
     let rotates = a.half == 0 || a.half_is_32 != 0 && all(&[a.cosines, a.sines, 4 * a.cosine_row], 16);
@@ -325,7 +332,8 @@ fn suits_many(a: &AppendArguments) -> bool {
     rotates
         && a.rows.winners != 0
         && tensors.all(|t| {
-            all(&[t.source, t.source_row, t.source_head], 16)
+            t.heads.is_power_of_two()
+                && all(&[t.source, t.source_row, t.source_head], 16)
                 && all(&[t.output.address, t.output.page_stride, t.output.head_stride], 8)
         })
 }

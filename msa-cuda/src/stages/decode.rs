@@ -5,13 +5,13 @@ use std::sync::Arc;
 use msa_core::args::Role;
 use msa_core::cache::{KvCache, VScaleOrder};
 use msa_core::error::{Error, Result};
-use msa_core::op::{Attention, LseBase};
+use msa_core::op::{Attention, LseBase, Select};
 use msa_core::plan::{Plan, WorkspaceRegion};
 use msa_core::tensor::DType;
 
 use super::index::check_token_strides;
-use super::{BatchPlan, Run, image};
-use crate::arguments::{DecodeArguments, ONE, output_type};
+use super::{BatchPlan, Run, image, narrow};
+use crate::arguments::{DecodeArguments, ListSource, ONE, output_type};
 use crate::context::{Context, Function, Grid};
 use crate::launch;
 use crate::variants::groups;
@@ -25,7 +25,11 @@ pub(crate) struct DecodeStage {
     batch: BatchPlan,
     parts: u64,
     splits: u32,
+    /// (Row, list) pairs that the bounds allow.
+    items: u32,
     op: Attention,
+    /// Of a step whose attention selects its lists.
+    select: Option<Select>,
     partial_outputs: Option<WorkspaceRegion>,
     partial_states: Option<WorkspaceRegion>,
 }
@@ -42,17 +46,20 @@ impl DecodeStage {
         }
         let image = image(plan);
         let taken = plan.decode_blocks;
-        let symbol = launch::decode_symbol(taken).filter(|_| splits.is_multiple_of(taken.parts()));
+        let fits = splits.is_multiple_of(taken.parts()) && (taken.items() == 1 || splits == 1);
+        let symbol = launch::decode_symbol(taken).filter(|_| fits);
         let symbol = symbol.ok_or_else(|| {
             Error::Plan(format!("decode_blocks: want those of a CUDA device for {splits} parts, got {taken}"))
         })?;
         let blocks = splits / taken.parts();
         let cluster = if in_workspace { 1 } else { blocks };
         let mut function = context.function(&image, symbol)?;
-        if cluster == 1 {
+        if cluster == 1 && taken.items() == 1 {
             function.kernel.shared -= launch::exchange_bytes(taken.parts());
         }
         let grid = launch::row_grid(&lengths, groups(op).saturating_mul(blocks), 1)?;
+        let items = grid.x / blocks;
+        let grid = Grid { x: grid.x.div_ceil(taken.items()), ..grid };
         let combine = if in_workspace {
             let grid = launch::row_grid(&lengths, op.geometry.query_heads, 1)?;
             Some((context.function(&image, "combine_parts")?, Grid { x: grid.x.div_ceil(4), ..grid }))
@@ -66,10 +73,17 @@ impl DecodeStage {
             batch: BatchPlan::new(context, &lengths)?,
             parts: context.table(&bytes)?,
             splits,
+            items,
             op: op.clone(),
+            select: None,
             partial_outputs: plan.region("partial_outputs").cloned(),
             partial_states: plan.region("partial_states").cloned(),
         })
+    }
+
+    /// The stage that selects the lists as well, from the scores of its run.
+    pub(crate) fn selecting(self, op: &Select) -> Self {
+        Self { select: Some(op.clone()), ..self }
     }
 
     /// The grid of its first kernel.
@@ -117,6 +131,7 @@ impl DecodeStage {
             indices: indices.address,
             indices_row: indices.stride(0),
             indices_list: indices.stride(1),
+            source: self.source(run)?,
             parts: self.parts,
             query_factor: run.address(Role::QueryScale),
             key_factor: run.address(Role::KeyScale),
@@ -136,6 +151,20 @@ impl DecodeStage {
             v_scale_linear: (cache.v_scale_order == VScaleOrder::Linear).into(),
             one: ONE,
             combine_in_workspace: self.combine.is_some().into(),
+            items: self.items,
+        })
+    }
+
+    fn source(&self, run: &Run<'_>) -> Result<ListSource> {
+        let Some(op) = &self.select else { return Ok(ListSource::default()) };
+        let scores = run.tensor(Role::Scores)?;
+        Ok(ListSource {
+            scores: scores.address,
+            scores_row: scores.stride(0),
+            scores_list: scores.stride(1),
+            blocks: narrow(scores.extent(2), "scores.shape[2]")?,
+            init_blocks: op.init_blocks,
+            local_blocks: op.local_blocks,
             pad: 0,
         })
     }

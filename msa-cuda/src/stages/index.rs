@@ -30,7 +30,8 @@ impl IndexStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &IndexScore) -> Result<Self> {
         let lengths = plan.lengths()?;
         let heads = op.geometry.index_heads;
-        let blocks = launch::total_blocks(plan, &lengths);
+        let blocks = lengths.requests().iter().map(|r| op.geometry.blocks(r.kv_len.into()));
+        let blocks = blocks.fold(0, u64::saturating_add);
         if blocks > u64::from(u32::MAX) {
             return Err(Error::invalid(
                 "lengths",
@@ -38,12 +39,19 @@ impl IndexStage {
                 blocks,
             ));
         }
-        let choice = launch::index_choice(lengths.max_query_len(), heads, op.keys, blocks);
+        let taken = plan.index_kernel;
+        let symbol = launch::index_symbol(taken);
+        let symbol = symbol
+            .ok_or_else(|| Error::Plan(format!("index_kernel: want one of a CUDA device, got {taken}")))?;
         let image = if plan.options.world > 1 { ranks_image(&image(plan)) } else { image(plan) };
-        let function = context.function(&image, choice.symbol)?;
-        let grid = launch::index_grid(plan, &lengths, &choice, &function.kernel);
+        let mut function = context.function(&image, symbol)?;
+        let grid = launch::index_grid(plan, &lengths, &function.kernel);
+        if launch::has_an_sm_each(grid, plan.traits.units) {
+            function.keeps_an_sm();
+        }
         if grid.y > launch::MAX_GRID_Y {
-            let want = format!("at most {} rows a request", launch::MAX_GRID_Y * choice.pairs / heads.max(1));
+            let want =
+                format!("at most {} rows a request", launch::MAX_GRID_Y * taken.pairs() / heads.max(1));
             return Err(Error::invalid("lengths.query_len", want, lengths.max_query_len()));
         }
         Ok(Self {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use msa_core::args::Role;
-use msa_core::error::Result;
+use msa_core::error::{Error, Result};
 use msa_core::geometry::Grouping;
 use msa_core::op::{ForcedPriority, NanRule, Select, SelectOrder};
 use msa_core::plan::Plan;
@@ -17,6 +17,7 @@ use crate::launch;
 pub(crate) struct SelectStage {
     function: Function,
     grid: Grid,
+    all_lists: u32,
     batch: BatchPlan,
     op: Select,
 }
@@ -24,12 +25,16 @@ pub(crate) struct SelectStage {
 impl SelectStage {
     pub(crate) fn new(context: &Arc<Context>, plan: &Plan, op: &Select) -> Result<Self> {
         let lengths = plan.lengths()?;
-        let blocks = op.geometry.blocks(lengths.max_kv_len().into());
-        let grid = launch::row_grid(&lengths, op.lists(), 1)?;
-        let symbol = launch::select_symbol(op, blocks, grid.x.into(), lengths.max_query_len());
+        let all_lists = launch::row_grid(&lengths, op.lists(), 1)?.x;
+        let taken = plan.select_kernel;
+        let symbol = launch::select_symbol(taken);
+        let symbol = symbol.ok_or_else(|| {
+            Error::Plan(format!("select_kernel: want a kernel of its own on a CUDA device, got {taken}"))
+        })?;
         Ok(Self {
             function: context.function(&image(plan), symbol)?,
-            grid,
+            grid: launch::select_grid(taken, all_lists, op.geometry.blocks(lengths.max_kv_len().into()))?,
+            all_lists,
             batch: BatchPlan::new(context, &lengths)?,
             op: op.clone(),
         })
@@ -70,6 +75,8 @@ impl SelectStage {
             // The maximum over heads ignores NaN, so a reduced list has no NaN to rank.
             nan_highest: (op.nan_rule == NanRule::Highest && op.grouping == Grouping::PerHead).into(),
             score_order: (op.order == SelectOrder::ScoreThenOwn).into(),
+            all_lists: self.all_lists,
+            ranks: self.grid.cluster,
             pad: 0,
         })
     }

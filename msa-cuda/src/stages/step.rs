@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use msa_core::backend::Span;
 use msa_core::error::{Error, Result};
-use msa_core::op::{Op, Step};
-use msa_core::plan::Plan;
+use msa_core::op::{Op, OpKind, Step};
+use msa_core::plan::{Plan, SelectKernel};
 use msa_core::tensor::{DType, Tensor};
 
 use super::Stage;
@@ -21,14 +21,20 @@ pub(super) fn stages(context: &Arc<Context>, plan: &Plan, op: &Step) -> Result<V
         let want = "a workspace that holds the scores of all rows at once (the kernels know no windows)";
         return Err(Error::invalid("options.workspace_cap", want, plan.options.cap()));
     }
+    let attention_selects = plan.select_kernel == SelectKernel::Attention;
     stage_ops(op)
         .into_iter()
-        .map(|op| {
-            let variant = stage_variant(plan.traits.arch, &plan.arithmetic, &op).ok_or_else(|| {
-                let reasons = vec![format!("no {} kernel under {}", op.name(), plan.arithmetic.name)];
+        .filter(|stage| !(attention_selects && stage.kind() == OpKind::Select))
+        .map(|stage| {
+            let variant = stage_variant(plan.traits.arch, &plan.arithmetic, &stage).ok_or_else(|| {
+                let reasons = vec![format!("no {} kernel under {}", stage.name(), plan.arithmetic.name)];
                 Error::Unsupported { op: "step", backend: "cuda".to_owned(), reasons }
             })?;
-            Stage::one(context, &Plan { op, variant: variant.name.to_owned(), ..plan.clone() })
+            let plan = Plan { op: stage, variant: variant.name.to_owned(), ..plan.clone() };
+            Ok(match Stage::one(context, &plan)? {
+                Stage::Decode(stage) if attention_selects => Stage::Decode(stage.selecting(&op.select)),
+                stage => stage,
+            })
         })
         .collect()
 }

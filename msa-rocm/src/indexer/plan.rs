@@ -117,8 +117,7 @@ impl IndexerPlan {
     pub(super) fn columns(&self) -> u64 {
         let longest = self.score.requests.iter().map(|request| request.kv_len).max().unwrap_or(0);
         let blocks = self.select.geometry.blocks(longest.into());
-        let (world, rank) = (u64::from(self.options.world), u64::from(self.options.rank));
-        ((blocks + world - 1).saturating_sub(rank) / world).max(1)
+        self.score.options.own_blocks(blocks).max(1)
     }
 
     /// Where the own scores stand in the workspace, `[rows, heads, columns]` f32.

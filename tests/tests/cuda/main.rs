@@ -26,6 +26,7 @@ mod field_sanitizer;
 #[path = "../gpu/field_select.rs"]
 mod field_select;
 mod field_support;
+mod long_rows;
 mod pair;
 #[path = "../gpu/workspaces.rs"]
 mod workspaces;

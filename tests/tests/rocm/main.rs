@@ -10,6 +10,7 @@
 static ALLOCATOR: msa_fake_hip::Counting = msa_fake_hip::Counting;
 
 mod back_to_back;
+mod border;
 mod captured;
 mod emu_set;
 mod examples;

@@ -1,6 +1,8 @@
 //! A plan with one field changed does not verify, whether or not the hash is made to fit.
 
 use super::*;
+use crate::geometry::Grouping;
+use crate::op::{NanRule, Select, SelectOrder};
 use crate::text::{Leaf, Node, Visitor};
 
 /// Changes the leaf number `at` to another value that parses.
@@ -190,6 +192,13 @@ fn every_change_of_consequence_is_seen_even_with_a_hash_that_fits() {
     assert!(unused.is_empty(), "these are seen after all: {unused:?}");
 }
 
+fn select_of(plan: &mut Plan) -> &mut Select {
+    match &mut plan.op {
+        Op::Select(op) => op,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Fields that [`Plan::verify_coverage`] guards without the planner's help, each with a change that it must see.
 #[test]
 fn coverage_stands_alone() {
@@ -210,12 +219,21 @@ fn coverage_stands_alone() {
         ("a missing region", |p| drop(p.workspace.remove(1))),
         ("no status", |p| drop(p.workspace.remove(0))),
         ("a cap exceeded", |p| p.options.workspace_cap = Some(p.workspace_bytes - 1)),
+        ("no blocks of threads", |p| p.decode_blocks = DecodeBlocks::None),
+        ("pairs of one part", |p| {
+            p.slot_parts =
+                [0, 1].map(|request| SlotPart { request, slot_end: 16, ..SlotPart::default() }).to_vec();
+            p.decode_blocks = DecodeBlocks::Pair;
+        }),
+        ("another device's", |p| p.traits.arch = Arch::Gfx942),
     ];
     let index: &[(&str, Change)] = &[
         ("a block left out", |p| p.block_parts[0].block_begin += 1),
         ("the end left out", |p| p.block_parts.iter_mut().last().unwrap().block_end -= 1),
         ("another rank's blocks", |p| p.block_parts[0].block_step = 2),
         ("a block beyond", |p| p.block_parts.iter_mut().last().unwrap().block_end += 1),
+        ("no kernel", |p| p.index_kernel = IndexKernel::None),
+        ("another device's", |p| p.traits.arch = Arch::Cpu),
     ];
     let prefill: &[(&str, Change)] = &[
         ("a segment less", |p| p.prefill.segments[0].count -= 1),
@@ -228,11 +246,59 @@ fn coverage_stands_alone() {
         ("a small record", |p| p.workspace[1].bytes /= 2),
         ("few partial states", |p| p.prefill.partial_slots -= 1),
     ];
-    let table =
-        [(OpKind::SparseDecode, decode), (OpKind::IndexScore, index), (OpKind::SparsePrefill, prefill)];
+    let select: &[(&str, Change)] = &[
+        ("no kernel", |p| p.select_kernel = SelectKernel::None),
+        ("attention, which is not there", |p| p.select_kernel = SelectKernel::Attention),
+        ("a team of more than 1,024 blocks", |p| p.requests[0].kv_len = 1025 * 128),
+        ("a team of more slots than lanes", |p| select_of(p).geometry.top_k = 33),
+        ("a team that ranks by score", |p| select_of(p).order = SelectOrder::ScoreThenOwn),
+        ("a team for all heads", |p| select_of(p).grouping = Grouping::Reduced),
+        ("a team whose NaN wins", |p| select_of(p).nan_rule = NanRule::Highest),
+        ("a team without room for what is forced", |p| select_of(p).init_blocks = 16),
+        ("a small block of more than 1,024 blocks", |p| {
+            (p.select_kernel, p.requests[0].kv_len) = (SelectKernel::Small, 1025 * 128);
+        }),
+        ("a medium block of more than 4,096 blocks", |p| {
+            (p.select_kernel, p.requests[0].kv_len) = (SelectKernel::Medium, 4097 * 128);
+        }),
+        ("eight warps of more than 4,096 blocks", |p| {
+            (p.select_kernel, p.requests[0].kv_len) = (SelectKernel::Eight, 4097 * 128);
+        }),
+        ("sixteen warps of more than 16,384 blocks", |p| {
+            (p.select_kernel, p.requests[0].kv_len) = (SelectKernel::Sixteen, 16_385 * 128);
+        }),
+        ("eight warps that rank by score", |p| {
+            p.select_kernel = SelectKernel::Eight;
+            select_of(p).order = SelectOrder::ScoreThenOwn;
+        }),
+        ("a cluster whose NaN wins", |p| {
+            p.select_kernel = SelectKernel::Cluster;
+            select_of(p).nan_rule = NanRule::Highest;
+        }),
+        ("another device's", |p| p.traits.arch = Arch::Gfx950),
+        ("scores of a selection", |p| p.index_kernel = IndexKernel::Eight),
+        ("an append of a selection", |p| p.append.most_passes = 8),
+    ];
+    let append: &[(&str, Change)] = &[
+        ("many rows without a table", |p| p.append.many_rows = 1024),
+        ("no passes", |p| p.append.most_passes = 0),
+        ("no waves", |p| p.append.pass_waves = 0),
+        ("no rule", |p| p.append = AppendPlan::default()),
+        ("another device's", |p| p.traits.arch = Arch::Cpu),
+        ("a selection of an append", |p| p.select_kernel = SelectKernel::Large),
+    ];
+    let table = [
+        (OpKind::SparseDecode, decode),
+        (OpKind::IndexScore, index),
+        (OpKind::SparsePrefill, prefill),
+        (OpKind::Select, select),
+        (OpKind::Append, append),
+    ];
     for (kind, changes) in table {
-        let all = lengths(&[3, 6200], &[700, 7001]);
-        let all = if kind == OpKind::SparseDecode { lengths(&[1, 1], &[700, 7001]) } else { all };
+        let all = match kind {
+            OpKind::SparseDecode | OpKind::Select => lengths(&[1, 1], &[700, 7001]),
+            _ => lengths(&[3, 6200], &[700, 7001]),
+        };
         let good = planned(&Op::of(kind), &all, &DeviceTraits::h200(), &capped(16 << 30)).unwrap();
         good.verify_coverage().unwrap();
         for (what, change) in changes {

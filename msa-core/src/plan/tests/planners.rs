@@ -234,6 +234,22 @@ fn any_options() -> impl Strategy<Value = PlanOptions> {
     })
 }
 
+#[test]
+fn a_text_of_another_version_is_refused_by_its_version() {
+    let plan =
+        planned(&Op::of(OpKind::Step), &lengths(&[1], &[300]), &DeviceTraits::h200(), &Default::default());
+    let text = plan.unwrap().to_text();
+    // As version 1 wrote it, without the kernels.
+    let old = text.replacen(&format!("plan.version = {PLAN_VERSION}"), "plan.version = 1", 1);
+    let old: Vec<&str> = old.lines().filter(|line| !line.contains("_kernel = ")).collect();
+    let error = old.join("\n").parse::<Plan>().unwrap_err();
+    assert_eq!(error.to_string(), "plan: version 1 is not 2");
+    // One of this version that lacks a line is told the line.
+    let lacking: Vec<&str> = text.lines().filter(|line| !line.starts_with("plan.index_kernel")).collect();
+    let error = lacking.join("\n").parse::<Plan>().unwrap_err().to_string();
+    assert!(error.contains("plan.index_kernel"), "{error}");
+}
+
 proptest! {
     #[test]
     fn plans_verify_round_trip_and_are_deterministic(all in any_lengths(), options in any_options()) {

@@ -7,10 +7,10 @@ use msa_core::op::{Attention, AttentionOutput, LseBase, Op};
 use msa_core::plan::{Plan, PlanOptions};
 use msa_core::tensor::{DType, Tensor};
 
-use super::arguments::DecodeArguments;
+use super::arguments::{DecodeArguments, SelectArguments};
 use super::batch::with_scalar;
 use super::index::cache_format;
-use super::{Fault, Job, Reach, parameter};
+use super::{Fault, Job, Reach, parameter, select};
 use crate::launch::Launch;
 
 /// Attends, unless the parts of a row are combined by a kernel of their own: then it is that one which writes the output, and
@@ -24,12 +24,35 @@ pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
             launch.grid[0]
         )));
     }
+    if a.source.scores != 0 {
+        select::lists(&selection(a), launch, reach)?;
+    }
     if a.combine_in_workspace == 0 {
         return attend(a, launch, reach);
     }
     let states = u64::from(a.batch.rows) * u64::from(a.splits) * heads(a);
     reach.check("partial_outputs", a.partial_outputs, states * 512)?;
     reach.check("partial_states", a.partial_states, states * 8)
+}
+
+/// The selection of a kernel that is given scores in place of lists: of a team of warps.
+fn selection(a: &DecodeArguments) -> SelectArguments {
+    SelectArguments {
+        batch: a.batch,
+        scores: a.source.scores,
+        scores_row: a.source.scores_row,
+        scores_head: a.source.scores_list,
+        indices: a.indices,
+        indices_row: a.indices_row,
+        indices_list: a.indices_list,
+        blocks: a.source.blocks,
+        heads: a.lists,
+        lists: a.lists,
+        k: a.k,
+        init_blocks: a.source.init_blocks,
+        local_blocks: a.source.local_blocks,
+        ..SelectArguments::default()
+    }
 }
 
 /// Attends where parts are combined by a kernel of their own.

@@ -11,7 +11,11 @@ use super::{Fault, Job, Reach, parameter};
 use crate::launch::Launch;
 
 pub(super) fn run(launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
-    let a: &SelectArguments = parameter(launch)?;
+    lists(parameter(launch)?, launch, reach)
+}
+
+/// Selects the lists of all rows, whichever kernel was asked to.
+pub(super) fn lists(a: &SelectArguments, launch: &Launch, reach: &mut Reach<'_>) -> Result<(), Fault> {
     let geometry =
         Geometry { query_heads: a.heads, kv_heads: 1, index_heads: a.heads, top_k: a.k, ..Geometry::M3 };
     let op = Select {

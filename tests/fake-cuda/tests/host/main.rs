@@ -18,6 +18,8 @@ mod errors;
 mod fake;
 mod graphs;
 mod loading;
+mod obeys;
+mod ranges;
 mod ranks;
 mod refusals;
 mod results;

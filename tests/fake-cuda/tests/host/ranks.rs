@@ -282,6 +282,25 @@ fn m04_eager_runs_and_replays_count_their_exchanges_on_the_devices() {
     });
 }
 
+/// Of 769 blocks rank 0 has 385, and rank 1 the 384 that are few enough for warps to share pages.
+#[test]
+fn a_rank_runs_the_kernel_for_its_own_pages() {
+    Driver::of("9.0,9.0").run(&test_name!(), || {
+        let line = "index_score(hq=8,hkv=2,hi=2,k=4,len=[1x98432],iq=e4m3,ik=fp8)";
+        let ranks = Ranks::new(&Group::new(2, line));
+        let launched = |member: &Member| {
+            fake::take_log();
+            member.enqueue(Stream(0));
+            let log = fake::take_log();
+            let kernels = log.iter().filter_map(|line| line.split_once("kernel=")?.1.split(' ').next());
+            kernels.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let want = ["index_score_n1_few", "index_score_n1_quad"].map(|score| [score, "exchange_keys_small"]);
+        assert_eq!([0, 1].map(|rank| launched(&ranks.members[rank])), want);
+        ranks.assert_equal(line);
+    });
+}
+
 #[test]
 fn ranks_that_do_not_arrive_are_named_and_nobody_hangs() {
     Driver::of("9.0,9.0,9.0,9.0").run(&test_name!(), || {

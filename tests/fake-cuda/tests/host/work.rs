@@ -50,6 +50,13 @@ impl Work {
         unsafe { self.prepared.enqueue(Stream(stream), &self.placement.args, self.workspace) }
     }
 
+    /// With a workspace that has so many bytes.
+    pub(crate) fn enqueue_into(&self, stream: u64, bytes: u64) -> Result<()> {
+        let workspace = Span { bytes, ..self.workspace };
+        // SAFETY: as above; a workspace that is too small is refused.
+        unsafe { self.prepared.enqueue(Stream(stream), &self.placement.args, workspace) }
+    }
+
     pub(crate) fn status(&self, stream: u64) -> Result<Status> {
         // SAFETY: the workspace lives on the device.
         unsafe { self.prepared.status(Stream(stream), self.workspace) }
