@@ -9,22 +9,12 @@
 // shared memory by the blocks of a cluster, each for its share of the heads, or, with more parts than a cluster can hold,
 // through the workspace. With ROWS a block takes PARTS rows instead, of one part each.
 #include "include/decode_finish.cuh"
+#include "include/decode_kernel.cuh"
+#include "include/decode_lag.cuh"
 #include "include/decode_select.cuh"
-#include "include/decode_shape.cuh"
 #include "include/decode_slots.cuh"
 
 namespace msa {
-
-// Largest sum of a quad that leaves the references as they are: eight weights, so that every P is below the largest f16.
-constexpr float LAG_LIMIT = 32768.f;
-
-// msa_core::arithmetic::is_far and what follows from it: exponents are differences of what is rounded alike.
-constexpr float FAR_REFERENCE = 268435456.f;
-MSA_DEVICE bool is_far(float reference) { return fabsf(reference) >= FAR_REFERENCE && fabsf(reference) < INFINITY; }
-MSA_DEVICE float far_exponent(float score, float c, float reference) {
-  const float below = __fadd_rn(__fmul_rn(score, c), -reference);
-  return below < 0.f ? -INFINITY : below;
-}
 
 template <Cache C, Mma S, Mma V, int PARTS, int HALVES, int RING, bool ROWS = false>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
@@ -203,12 +193,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       [[maybe_unused]] uint4 scales;
       if constexpr (C == Cache::NVFP4) scales = load_shared_128(s_slots + Slots<C>::SCALES + block * 16);
       copy_rows(make_uint2(rows.x, rows.y), key_lane, (uint32_t)p.key.token_stride, keys);
-      if constexpr (C == Cache::NVFP4)
-        if (copies_scales) copy_scales(make_uint2(scales.x, scales.y), keys);
+      if (C == Cache::NVFP4 && copies_scales) copy_scales(make_uint2(scales.x, scales.y), keys);
       copies_commit();
       copy_rows(make_uint2(rows.z, rows.w), value_lane, (uint32_t)p.value.token_stride, values);
-      if constexpr (C == Cache::NVFP4)
-        if (copies_scales) copy_scales(make_uint2(scales.z, scales.w), values);
+      if (C == Cache::NVFP4 && copies_scales) copy_scales(make_uint2(scales.z, scales.w), values);
     } else {
       copies_commit();
     }
@@ -613,22 +601,6 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 }
 
 }  // namespace msa
-
-// Registers for that many blocks an SM are there on sm_90a only.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define MSA_BLOCKS(n) ((n) > 1 ? (n)-1 : 1)
-#else
-#define MSA_BLOCKS(n) (n)
-#endif
-
-// A kernel that takes `parts` parts of a row a block, or with `rows` as many rows, with `halves` warps to a share of 32 tokens and `ring` stages of K and of V.
-#define MSA_KERNEL(symbol, parts, halves, ring, rows)                                                                                    \
-  static_assert(msa::Shape<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, parts, halves, ring, rows>::SHARED == symbol##_SHARED,             \
-                "images.toml: shared bytes of " #symbol);                                                                    \
-  extern "C" __global__ __launch_bounds__(128 * parts * halves, MSA_BLOCKS(symbol##_BLOCKS)) void symbol(                             \
-      const __grid_constant__ msa::DecodeArguments p) {                                                                      \
-    msa::sparse_decode<msa::Cache::MSA_CACHE, msa::Mma::MSA_SCORES, msa::Mma::MSA_VALUES, parts, halves, ring, rows>(p);                   \
-  }
 
 // Those of msa_core::plan::DecodeBlocks.
 MSA_KERNEL(sparse_decode, 1, 1, MSA_RING, false)
