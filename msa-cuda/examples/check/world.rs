@@ -166,6 +166,9 @@ impl<'a> Group<'a> {
             plan.options.world, plan.options.transport, plan.options.queries
         ));
         hit(format!("variant {}", plan.score.variant));
+        for member in &self.members {
+            hit(format!("rank's kernel {}", member.rank.plan().score.index_kernel));
+        }
         hit(format!("selection {:?} {:?}", s.grouping, s.order));
         hit(format!("k {} forced {}", s.geometry.top_k, s.init_blocks + s.local_blocks));
         hit(format!("special '{}'", self.case.special));

@@ -54,7 +54,9 @@ MSA_DEVICE int visible_tokens(const Batch& batch, const Request& request, int i)
 
 // What the block table says of a logical page, unchecked; -1 beyond the table. The load is not waited for.
 MSA_DEVICE int32_t load_page_id(const Batch& batch, int request, uint32_t page) {
+#ifdef MSA_RANKS  // even a call that does nothing changes the code of other kernels
   page = page_of_rank(batch, page);
+#endif
   return page < batch.table_width ? batch.block_table[(uint64_t)request * batch.table_stride + page] : -1;
 }
 
