@@ -579,25 +579,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (piece == 0) store_shared_64(s_received_states + to * 8, make_uint2(__float_as_uint(most), __float_as_uint(sum)));
     __syncthreads();
   }
-  for (int local = tid >> 5; local < heads; local += L::THREADS / 32) {  // a warp a head, four channels a lane; a lane a weight
-    const int head = rank * heads + local;
-    if (head >= (int)p.group_heads) continue;
-    uint2 ml = make_uint2(__float_as_uint(-INFINITY), 0);
-    if (lane < (int)p.splits) ml = load_shared_64(s_received_states + (lane * heads + local) * 8);
-    float highest = __uint_as_float(ml.x), total = 0.f;
-#pragma unroll
-    for (int d = 1; d < GROUP; d <<= 1) highest = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, d));
-    highest = __shfl_sync(FULL_WARP, highest, 0);
-    const float weight = weight_of(__uint_as_float(ml.x), highest);
-    float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
-    for (int k = 0; k < (int)p.splits; k++) {
-      const uint4 v = load_shared_128(s_received + (k * heads + local) * 512 + lane * 16);
-      add_state(__shfl_sync(FULL_WARP, __uint_as_float(ml.y), k), __shfl_sync(FULL_WARP, weight, k),
-                make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)), total, out);
-    }
-    finish(p, row, head0 + head, lane * 4, out, highest, total, value_factor, lane == 0);
-  }
+  combine_received<L::THREADS / 32>(p, row, head0, rank, heads, s_received, s_received_states, value_factor, tid >> 5, lane);
 }
 
 }  // namespace msa

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "batch.cuh"
+#include "decode_shape.cuh"
 #include "logarithm.cuh"
 
 namespace msa {
@@ -67,6 +68,31 @@ MSA_DEVICE void combine_parts(const DecodeArguments& p) {
     add_state(ml.y, weight_of(ml.x, most), *(const float4*)(p.partial_outputs + state * CHANNELS + lane * 4), total, out);
   }
   finish(p, row, head, lane * 4, out, most, total, scale_or_one(p.value_factor), lane == 0);
+}
+
+// The parts of a row that this block of a cluster, its `rank`th, has received of its `heads` heads, each of part k at [k][head].
+template <int WARPS>
+MSA_DEVICE void combine_received(const DecodeArguments& p, int row, int head0, int rank, int heads, uint32_t s_received, uint32_t s_received_states,
+                                 float value_factor, int warp, int lane) {
+  for (int local = warp; local < heads; local += WARPS) {  // a warp a head, four channels a lane; a lane a weight
+    const int head = rank * heads + local;
+    if (head >= (int)p.group_heads) continue;
+    uint2 ml = make_uint2(__float_as_uint(-INFINITY), 0);
+    if (lane < (int)p.splits) ml = load_shared_64(s_received_states + (lane * heads + local) * 8);
+    float highest = __uint_as_float(ml.x), total = 0.f;
+#pragma unroll
+    for (int d = 1; d < GROUP; d <<= 1) highest = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, d));
+    highest = __shfl_sync(FULL_WARP, highest, 0);
+    const float weight = weight_of(__uint_as_float(ml.x), highest);
+    float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+    for (int k = 0; k < (int)p.splits; k++) {
+      const uint4 v = load_shared_128(s_received + (k * heads + local) * 512 + lane * 16);
+      add_state(__shfl_sync(FULL_WARP, __uint_as_float(ml.y), k), __shfl_sync(FULL_WARP, weight, k),
+                make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)), total, out);
+    }
+    finish(p, row, head0 + head, lane * 4, out, highest, total, value_factor, lane == 0);
+  }
 }
 
 }  // namespace msa
