@@ -32,9 +32,10 @@ constexpr bool READS_KEYS_EARLY = false;
 #endif
 
 #ifdef MSA_RANKS
-// The batch is the first member of the parameter.
+// The batch is the first member of the parameter. Opaque, so that no reciprocal of the number of ranks is kept in a register.
 MSA_DEVICE Ranks ranks_of(const Batch& batch) {
-  const uint32_t ranks = ((const IndexArguments&)batch).ranks;
+  uint32_t ranks = ((const IndexArguments&)batch).ranks;
+  asm volatile("mov.b32 %0,%0;" : "+r"(ranks));
   return {ranks & 0xffff, ranks >> 16};
 }
 MSA_DEVICE int blocks_of_rank(const Batch& batch, int blocks) { return ranks_of(batch).blocks(blocks); }
