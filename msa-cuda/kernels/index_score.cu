@@ -156,18 +156,25 @@ MSA_DEVICE void index_score(const IndexArguments& p) {
     const bool readable = ahead_page >= 0;
     unreadable = (unreadable & ~(1u << slot)) | ((readable ? 0u : 1u) << slot);
     const uint32_t barrier = s_barrier + slot * 8, destination = s_ring + slot * S::STAGE_BYTES;
-    warp_barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
+    // By election where a product between the reads of a slot and its refill holds the warp together, else by the first lane: without
+    // either ptxas leaves nothing between them that would.
+    if (!ASYNC && lane != 0) return;
+    auto copy = [&](uint32_t to, const uint8_t* from, uint32_t bytes) {
+      if constexpr (ASYNC) warp_bulk_copy(to, from, bytes, barrier);
+      else bulk_copy(to, from, bytes, barrier);
+    };
+    if constexpr (ASYNC) warp_barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
+    else barrier_expect(barrier, readable ? S::STAGE_BYTES : 0);
     if (!readable) return;
     const int row = first_row() + part * S::STAGE_ROWS;
     const uint8_t* source = key_rows((uint32_t)ahead_page, row);
     if (p.key.token_stride == ROW) {
-      warp_bulk_copy(destination, source, S::STAGE_ROWS * ROW, barrier);
+      copy(destination, source, S::STAGE_ROWS * ROW);
     } else {
 #pragma unroll 1
-      for (int i = 0; i < S::STAGE_ROWS; i++) warp_bulk_copy(destination + i * ROW, source + i * p.key.token_stride, ROW, barrier);
+      for (int i = 0; i < S::STAGE_ROWS; i++) copy(destination + i * ROW, source + i * p.key.token_stride, ROW);
     }
-    if (K == Keys::NVFP4)
-      warp_bulk_copy(destination + S::STAGE_ROWS * ROW, key_scales((uint32_t)ahead_page, row), S::STAGE_ROWS * SCALE, barrier);
+    if (K == Keys::NVFP4) copy(destination + S::STAGE_ROWS * ROW, key_scales((uint32_t)ahead_page, row), S::STAGE_ROWS * SCALE);
   };
   auto advance = [&](int number, bool looked_up) {
     coming = ahead;

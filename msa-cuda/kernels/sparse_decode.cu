@@ -16,7 +16,7 @@
 
 namespace msa {
 
-template <Cache C, Mma S, Mma V, int PARTS, int HALVES, int RING, bool ROWS = false>
+template <Cache C, Mma S, Mma V, int PARTS, int HALVES, int RING, bool ROWS, bool MAY_SELECT>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   using L = Shape<C, S, PARTS, HALVES, RING, ROWS>;
@@ -53,7 +53,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const uint32_t value_part = kept(Place<C>::value(0, r, q, 0));
   // The request's entries of the block table come to the rings, which are empty, while the ids are on their way. (Not at B = 1, where
   // an entry alone is as fast, unless the ids are still to be selected.)
-  const bool selects = !ROWS && p.source.scores != nullptr;
+  const bool selects = MAY_SELECT && p.source.scores != nullptr;
   const uint32_t cached = (HALVES == 1 || selects) && in_cluster ? cached_pages(p.batch, request_id) : 0;
   const uint32_t s_table = base, s_table_there = base + L::BARRIER + 8;
   if (in_cluster) {
@@ -71,7 +71,11 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   // The kernel before this one in a run writes nothing but the ids. Offsets, ids and queries are loaded together, as if every
   // request before this one had all its rows; in a ragged batch ids and queries are loaded again.
   const bool begins = p.batch.own_status != 0;
-  if (begins) wait_for_predecessor();
+  auto fill_tables = [&]() {
+    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
+    if constexpr (C == Cache::NVFP4) ValueCodes::fill(s_value_table, tid, L::THREADS, false);
+  };
+  if (begins) fill_tables(), wait_for_predecessor();
   if (cached > 0 && tid == 0) {
     barrier_expect(s_table_there, cached * 4);
     bulk_copy(s_table, (const uint8_t*)(p.batch.block_table + (uint64_t)request_id * p.batch.table_stride), cached * 4, s_table_there);
@@ -92,11 +96,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   uint4 low = make_uint4(0, 0, 0, 0), high = low;
   if (!selects) low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
-  // While all that is on its way.
-  if constexpr (C == Cache::NVFP4) {
-    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
-    ValueCodes::fill(s_value_table, tid, L::THREADS, false);
-  }
+  if (!begins) fill_tables();  // while all that is on its way
   if (begins) {  // where one warp alone raises, it alone has to know that the status is clear
     clear_own_status(p.batch.status, p.batch.own_status);
     if constexpr (PARTS == 1) __syncwarp();
@@ -584,17 +584,17 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
 
 }  // namespace msa
 
-// Those of msa_core::plan::DecodeBlocks.
-MSA_KERNEL(sparse_decode, 1, 1, MSA_RING, false)
-MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE, false)
-MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW, false)
-MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR, false)
-MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR, false)
+// Those of msa_core::plan::DecodeBlocks. A lone row that may select is 0.3 us slower where it does not (H200, driver 580.159).
+MSA_KERNEL(sparse_decode, 1, 1, MSA_RING, false, true)
+MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE, false, false)
+MSA_KERNEL(sparse_decode_lone_selects, 1, 2, MSA_RING_LONE, false, true)
+MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW, false, true)
+MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR, false, true)
+MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR, false, true)
 #ifdef MSA_RING_QUAD
-MSA_KERNEL(sparse_decode_quad, 4, 1, MSA_RING_QUAD, false)
+MSA_KERNEL(sparse_decode_quad, 4, 1, MSA_RING_QUAD, false, true)
 #endif
 #ifdef MSA_RING_ROWS
-MSA_KERNEL(sparse_decode_rows, 4, 1, MSA_RING_ROWS, true)
+MSA_KERNEL(sparse_decode_rows, 4, 1, MSA_RING_ROWS, true, false)
 #endif
-
 extern "C" __global__ __launch_bounds__(128) void combine_parts(const __grid_constant__ msa::DecodeArguments p) { msa::combine_parts(p); }

@@ -90,11 +90,12 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
 }
 
 /// The kernel of sparse decode for what the plan gives a block of threads.
-pub(crate) fn decode_symbol(blocks: DecodeBlocks) -> Option<&'static str> {
+pub(crate) fn decode_symbol(blocks: DecodeBlocks, select: SelectKernel) -> Option<&'static str> {
     match blocks {
         DecodeBlocks::None => None,
         DecodeBlocks::Full => Some("sparse_decode"),
         DecodeBlocks::Few => Some("sparse_decode_few"),
+        DecodeBlocks::Lone if select == SelectKernel::Attention => Some("sparse_decode_lone_selects"),
         DecodeBlocks::Lone => Some("sparse_decode_lone"),
         DecodeBlocks::Pair => Some("sparse_decode_pair"),
         DecodeBlocks::FewPair => Some("sparse_decode_few_pair"),

@@ -47,7 +47,7 @@ impl DecodeStage {
         let image = image(plan);
         let taken = plan.decode_blocks;
         let fits = splits.is_multiple_of(taken.parts()) && (taken.items() == 1 || splits == 1);
-        let symbol = launch::decode_symbol(taken).filter(|_| fits);
+        let symbol = launch::decode_symbol(taken, plan.select_kernel).filter(|_| fits);
         let symbol = symbol.ok_or_else(|| {
             Error::Plan(format!("decode_blocks: want those of a CUDA device for {splits} parts, got {taken}"))
         })?;

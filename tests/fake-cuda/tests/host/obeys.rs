@@ -48,7 +48,7 @@ fn kernels_are_those_that_the_plan_names() {
         assert_eq!(step, want);
         // Where a team of warps suits the lists, attention selects them, up to 1,024 blocks a row.
         let short = launched(&Work::new(&device, "step(len=[1x131072],kv=fp8,ik=fp8)"));
-        assert_eq!(short, ["index_score_n1_few", "sparse_decode_lone"]);
+        assert_eq!(short, ["index_score_n1_few", "sparse_decode_lone_selects"]);
         let long = launched(&Work::new(&device, "step(len=[1x131073],kv=fp8,ik=fp8)"));
         assert_eq!(long, ["index_score_n1_few", "select_by_eight", "sparse_decode_lone"]);
     });
