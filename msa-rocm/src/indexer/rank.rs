@@ -121,6 +121,8 @@ impl IndexerRank {
 
     /// With [`Transport::Collective`], the part after the all-gather, on the same arguments and workspace. The status word
     /// is cleared: ask for that of [`IndexerRank::enqueue_keys`] before.
+    /// Every row of the tensor of lists is written, also those that no request has or whose request has a length out of range: nothing is to
+    /// be read there.
     ///
     /// # Errors
     /// As for [`IndexerRank::enqueue_keys`].
