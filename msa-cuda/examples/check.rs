@@ -38,6 +38,7 @@ use cases::Case;
 use msa_core::backend::{Device, Status};
 use msa_core::device::{Arch, DeviceTraits};
 use msa_core::error::{Error, Result};
+use msa_core::plan::{DecodeBlocks, IndexKernel, SelectKernel};
 use replay::Amount;
 
 /// Operations that may be named on the command line.
@@ -108,6 +109,20 @@ fn rehearse(amount: Amount) -> Result<u64> {
     ties::run(&*reference, &planned, amount)
 }
 
+/// Which of the kernels that give the same bits the plan names.
+fn count_kernels(plan: &msa_core::plan::Plan, hits: &mut BTreeMap<String, u64>) {
+    let mut hit = |what: String| *hits.entry(what).or_default() += 1;
+    if plan.index_kernel != IndexKernel::None {
+        hit(format!("index_kernel {}", plan.index_kernel));
+    }
+    if plan.select_kernel != SelectKernel::None {
+        hit(format!("select_kernel {}", plan.select_kernel));
+    }
+    if plan.decode_blocks != DecodeBlocks::None {
+        hit(format!("decode_blocks {}", plan.decode_blocks));
+    }
+}
+
 /// Differing cases.
 fn run(cuda: &dyn Device, amount: Amount, checked: bool) -> Result<u64> {
     let reference = msa_ref::device();
@@ -127,6 +142,7 @@ fn run(cuda: &dyn Device, amount: Amount, checked: bool) -> Result<u64> {
         let got = device::run(cuda, &plan, &case)?;
         let want = device::run(&*reference, &device::as_reference(&plan), &case)?;
         *hits.entry(format!("variant {}", plan.variant)).or_default() += 1;
+        count_kernels(&plan, &mut hits);
         case.count(&mut hits);
         // Pages that only one of the two looks at; a validation looks at all.
         let ignored = if checked { 0 } else { Status::PAGE };

@@ -130,6 +130,9 @@ impl Case {
             precision: random.pick(&[ScorePrecision::Faithful, ScorePrecision::Fast]),
             ..IndexScore::default()
         };
+        if random.chance(6) {
+            return Self::long(random, op, 50_000);
+        }
         let mut case = Self::empty(random, Op::IndexScore(op.clone()), 60);
         let rows = case.add_batch(random, true);
         case.add_rows(random, Role::IndexQuery, op.query, rows, geometry.index_heads);
@@ -139,6 +142,33 @@ impl Case {
         let bytes = IndexCache::planar(&geometry, op.keys, case.pages, 4096).map_or(0, |c| c.key.page_stride)
             * case.pages;
         case.fill_pool(random, op.keys, bytes);
+        case
+    }
+
+    /// As [`Case::long`] of the usual geometry.
+    pub(crate) fn long_default(random: &mut Random) -> Self {
+        let formats = [CacheFormat::E4m3, CacheFormat::Nvfp4, CacheFormat::Bf16];
+        let op = IndexScore { query: DType::E4m3, keys: random.pick(&formats), ..IndexScore::default() };
+        Self::long(random, op, 100_000)
+    }
+
+    /// Scoring of one request or two of `least` tokens and more over few pages, for the kernels of many pages.
+    fn long(random: &mut Random, op: IndexScore, least: u64) -> Self {
+        let geometry = op.geometry;
+        let q = random.pick(&[1, 1, 2, 4]);
+        let lengths = (0..1 + random.below(2)).map(|_| (q as u32, (least + random.below(7 * least)) as u32));
+        let lengths = lengths.collect();
+        let mut case = Self::of_lengths(random, Op::IndexScore(op.clone()), q, lengths);
+        case.pages = 40;
+        case.null_page = None;
+        case.special = "long";
+        let rows = case.add_batch(random, true);
+        case.repeat_pages(random);
+        case.add_rows(random, Role::IndexQuery, op.query, rows, geometry.index_heads);
+        let blocks = geometry.blocks(case.bounds.max_kv_len().into());
+        case.add_output(Role::Scores, DType::F32, &[rows, geometry.index_heads.into(), blocks]);
+        let page = IndexCache::planar(&geometry, op.keys, 1, 4096).map_or(0, |cache| cache.key.page_stride);
+        case.fill_pool(random, op.keys, page * case.pages);
         case
     }
 

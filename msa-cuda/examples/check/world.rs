@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use msa_core::args::Role;
 use msa_core::backend::{Backend, Device, Span, Status, Stream};
-use msa_core::cache::{CacheFormat, IndexCache};
 use msa_core::error::{Result, require};
 use msa_core::geometry::{Geometry, Grouping};
 use msa_core::op::{ForcedPriority, IndexScore, NanRule, Op, Select, SelectOrder};
@@ -19,7 +18,7 @@ use msa_core::plan::{Plan, PlanOptions};
 use msa_core::tensor::DType;
 use msa_cuda::indexer::{IndexerOptions, IndexerPlan, IndexerRank, PeerMemory, QuerySource, Transport};
 
-use crate::cases::{Case, Input, PAGE, Random, elements};
+use crate::cases::{Case, Input, PAGE, Random};
 use crate::device::{self, Outcome, Placed};
 use crate::driver::{self, Graph};
 use crate::replay::Amount;
@@ -41,7 +40,7 @@ pub(crate) fn run(backend: &dyn Backend, world: Option<u32>, amount: Amount) -> 
     let (mut failed, mut compared, mut hits) = (0, 0, BTreeMap::<String, u64>::new());
     for (number, case, mut random) in amount.cases() {
         let world = world.unwrap_or([1, 2, 4, 8][(number % 4) as usize]);
-        let case = if number % 5 == 4 { long_case(&mut random) } else { case };
+        let case = if number % 5 == 4 { Case::long_default(&mut random) } else { case };
         let mut group = match Group::new(&devices, case, world, &mut random) {
             Ok(group) => group,
             Err(error) => {
@@ -67,9 +66,6 @@ pub(crate) fn run(backend: &dyn Backend, world: Option<u32>, amount: Amount) -> 
 
 /// Lists of all ranks of one device: each takes a multiprocessor while it waits, and scoring needs some.
 const MOST_LISTS: u64 = 120;
-
-/// Pages of a long case.
-const FEW_PAGES: u64 = 40;
 
 /// A rank with its arguments, one set a run.
 struct Member<'a> {
@@ -187,7 +183,7 @@ impl<'a> Group<'a> {
             graphs.push(Graph::capture(member.stream, || member.enqueue())?);
         }
         for round in 0..if what == "graph" { REPLAYS } else { 1 } {
-            let cases: Vec<Case> = (0..RUNS).map(|_| contents(&self.case, random)).collect();
+            let cases: Vec<Case> = (0..RUNS).map(|_| self.case.varied(random)).collect();
             for member in &self.members {
                 for (case, placed) in cases.iter().zip(&member.placed) {
                     placed.rewrite(&self.of_member(case, member))?;
@@ -304,40 +300,6 @@ impl<'a> Group<'a> {
         }
         self.memory.free()
     }
-}
-
-/// Requests of many blocks over few pages, so that a rank has more keys than stay in registers, and many ties.
-fn long_case(random: &mut Random) -> Case {
-    let formats = [CacheFormat::E4m3, CacheFormat::Nvfp4, CacheFormat::Bf16];
-    let op = IndexScore { query: DType::E4m3, keys: random.pick(&formats), ..IndexScore::default() };
-    let geometry = op.geometry;
-    let q = random.pick(&[1, 1, 2, 4]);
-    let lengths =
-        (0..1 + random.below(2)).map(|_| (q as u32, 100_000 + random.below(700_000) as u32)).collect();
-    let mut case = Case::of_lengths(random, Op::IndexScore(op.clone()), q, lengths);
-    case.pages = FEW_PAGES;
-    case.null_page = None;
-    case.special = "long";
-    let rows = case.add_batch(random, true);
-    case.repeat_pages(random);
-    case.add_rows(random, Role::IndexQuery, op.query, rows, geometry.index_heads);
-    let blocks = geometry.blocks(case.bounds.max_kv_len().into());
-    case.add_output(Role::Scores, DType::F32, &[rows, geometry.index_heads.into(), blocks]);
-    let page = IndexCache::planar(&geometry, op.keys, 1, 4096).map_or(0, |cache| cache.key.page_stride);
-    case.fill_pool(random, op.keys, page * FEW_PAGES);
-    case
-}
-
-/// Other contents; of a long case other queries, as its pages stand for many blocks.
-fn contents(case: &Case, random: &mut Random) -> Case {
-    if case.special != "long" {
-        return case.varied(random);
-    }
-    let mut other = case.clone();
-    for input in other.inputs.iter_mut().filter(|input| input.role == Role::IndexQuery) {
-        input.bytes = elements(random, input.dtype, input.shape.iter().product(), false);
-    }
-    other
 }
 
 /// The lists that a member wants of those of one device.
