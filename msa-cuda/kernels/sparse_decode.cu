@@ -1,6 +1,6 @@
 // sparse_decode: softmax attention of up to 16 query heads (one list's group) over the selected blocks.
 //
-// A block of 128 PARTS threads works on PARTS parts of a (request, row, group), four warps a part; warp w owns tokens 32w ..
+// A block of 128 PARTS HALVES threads works on PARTS parts of a (request, row, group), four warps a part; warp w owns tokens 32w ..
 // 32w+31 of every selected block, and its copies wait for nobody. Both products are m16n8k16 on f16 or bf16: the 16 heads are
 // the M operand, keys and values come as B operands. Scores: thread quad q owns channels 32q .. 32q+31. The tokens of a
 // 16-token tile are permuted so that quad q of the second product holds tokens 4q .. 4q+3, which is one 32-bit word of
@@ -15,7 +15,6 @@
 #include "include/decode_slots.cuh"
 
 namespace msa {
-
 template <Cache C, Mma S, Mma V, int PARTS, int HALVES, int RING, bool ROWS, bool MAY_SELECT>
 // tidy: allow(function-length): one kernel body whose registers and shared memory are shared by every step
 MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
@@ -116,7 +115,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
   if (idle) {
     release_successor();
-    if (cached > 0) barrier_wait(s_table_there, 0);
+    if (cached > 0 && warp == 0) barrier_wait(s_table_there, 0);  // of its own thread's; no other warp waits before a barrier of the block
     if (in_cluster) cluster_wait();
     return;  // the whole cluster
   }
@@ -130,8 +129,9 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       __syncthreads();
       if (w == 0) first = lane < (int)p.k ? scratch.ids[lane] : -1;
     }
-  } else if (row != guess || !begins) {
-    first = first_ids(row);
+  } else {
+    if (PARTS > 1 && cached > 0 && !begins) __syncthreads();  // parts beside the first wait for the table as well
+    if (row != guess || !begins) first = first_ids(row);
   }
   if (row != guess || selects) low = words(row, r), high = words(row, r + 8);
   if (w == 0 && half == 0) {

@@ -163,7 +163,7 @@ impl IndexerRank {
             transport == Transport::Collective,
             "options.transport",
             "collective",
-            format!("{transport:?}"),
+            format_args!("{transport:?}"),
         )
     }
 

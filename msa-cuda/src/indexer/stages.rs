@@ -18,7 +18,7 @@ use crate::launch;
 use crate::memory::device_of;
 use crate::stages::{BatchPlan, Run, narrow};
 
-/// Most blocks of a rank whose keys the small kernel keeps in registers.
+/// Most blocks of a rank whose keys the small kernel keeps in registers: two a thread of its 512 (`exchange_keys.cu`).
 const SMALL_COLUMNS: u64 = 1024;
 
 /// As many blocks as there are items, all of them resident at once: every block waits for other ranks.
