@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::args::Args;
 use crate::device::DeviceInfo;
-use crate::error::Result;
+use crate::error::{Result, require};
 use crate::lengths::Lengths;
 use crate::op::Op;
-use crate::plan::{self, Plan, PlanOptions};
+use crate::plan::{self, Plan, PlanOptions, WORKSPACE_ALIGNMENT};
 use crate::variant::{self, Support, Variant};
 
 /// A family of devices: the reference, or a vendor plugin.
@@ -111,6 +111,26 @@ pub struct Span {
     pub address: u64,
     /// Bytes.
     pub bytes: u64,
+}
+
+impl Span {
+    /// Checks that a workspace has at least `bytes` and an address that a workspace may have; allocates only for an error.
+    ///
+    /// # Errors
+    /// `workspace.bytes` or `workspace.address`, with what is wanted.
+    pub fn check_workspace(self, bytes: u64) -> Result<()> {
+        require(self.bytes >= bytes, "workspace.bytes", format_args!("at least {bytes}"), self.bytes)?;
+        let aligned = self.address != 0 && self.address.is_multiple_of(WORKSPACE_ALIGNMENT);
+        let want = format_args!("a multiple of {WORKSPACE_ALIGNMENT}, not 0");
+        require(aligned, "workspace.address", want, self.address)?;
+        let ends = self.address.checked_add(self.bytes).is_some();
+        require(
+            ends,
+            "workspace.address",
+            format_args!("{} bytes before the end of memory", self.bytes),
+            self.address,
+        )
+    }
 }
 
 /// The status word of a run: zero, or bits that say what device-resident values were wrong. Such values are skipped,

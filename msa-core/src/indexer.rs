@@ -4,6 +4,11 @@
 //! the [`Transport`]s, and every rank has the selection of a single device, bit for bit. `msa-rocm` and `msa-cuda` each have a
 //! module `indexer` that plans and runs a rank.
 
+use crate::args::{Access, ArgSpec, Axis, Contract, Role, contract};
+use crate::lengths::Lengths;
+use crate::op::Op;
+use crate::tensor::DType;
+
 /// How the ranks come together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
@@ -63,4 +68,27 @@ pub struct CollectiveLayout {
     pub bytes: u64,
     /// First byte of rank 0's keys.
     pub receive: u64,
+}
+
+/// What a rank is given: the arguments of `index_score` with the queries of its own heads, `own_heads` of them, or of all, and lists
+/// of `top_k` slots in place of scores.
+pub fn rank_contract(score: &Op, lengths: &Lengths, queries: QuerySource, own_heads: u32) -> Contract {
+    let g = score.geometry();
+    let of_own_heads = |spec: ArgSpec| match spec.role {
+        Role::IndexQuery if queries == QuerySource::Own => {
+            let (heads, channels) = (Axis::Exactly(own_heads.into()), Axis::Exactly(g.index_dim.into()));
+            ArgSpec { axes: vec![Axis::Rows, heads, channels], ..spec }
+        }
+        _ => spec,
+    };
+    let specs = contract(score, lengths).into_iter();
+    let specs = specs.filter(|spec| spec.role != Role::Scores).map(of_own_heads);
+    let lists = ArgSpec {
+        role: Role::BlockIndices,
+        access: Access::Out,
+        dtype: DType::I32,
+        axes: vec![Axis::Rows, Axis::AtLeast(1), Axis::Exactly(g.top_k.into())],
+        required: true,
+    };
+    Contract::of_specs(score, specs.chain([lists]).collect(), lengths)
 }

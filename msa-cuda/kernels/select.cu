@@ -5,75 +5,21 @@
 // nothing. GROUPS maxima over interleaved ids bound the k-th best key from below; the few candidates at or above the bound are ranked
 // by counting. Should they not fit (scores arranged against the interleaving), the bound is raised by bisection over key space.
 #include "include/batch.cuh"
+#include "include/candidate_key.cuh"
 #include "include/select_long.cuh"
 #include "include/warp_select.cuh"
 
 namespace msa {
-
-constexpr int CAPACITY = 1024, MAX_TOP_K = 64;
-// Keys that the ranking reads at once; what it keeps is padded to a multiple with keys below every real one.
-constexpr int AT_ONCE = 8;
-
-// Bits of a score whose unsigned order is score order: NaN as -inf, -0 as +0.
-MSA_DEVICE uint32_t ordered_bits(float score) {
-  uint32_t x = __float_as_uint(__fadd_rn(score, 0.0f));
-  if ((x & 0x7fffffffu) > 0x7f800000u) x = 0xff800000u;
-  return x & 0x80000000u ? ~x : x | 0x80000000u;
-}
-
-MSA_DEVICE uint64_t candidate_key(uint32_t rank, int block, bool forced) {
-  return ((uint64_t)forced << 63) | ((uint64_t)rank << 31) | ((uint64_t)(uint16_t)~block << 1) | 1;
-}
-
-// How strongly a forced block is forced, in place of its score; negative if it is not forced.
-MSA_DEVICE float force(const SelectArguments& p, int block, int own) {
-  const int distance = own - block;
-  if (distance == 0) return INFINITY;
-  float strength = -1.f;
-  if (block < (int)p.init_blocks) strength = p.init_first ? 128.f : 0.f;
-  if (distance < (int)p.local_blocks) strength = fmaxf(strength, (float)((p.init_first ? 0 : 128) + 64 - distance));
-  return strength;
-}
 
 struct Candidates {
   const SelectArguments& p;
   const uint8_t* scores;  // of the row
   int list, own;
 
-  MSA_DEVICE float score(int block) const {
-    if (p.lists == p.heads) return ((const float*)(scores + (uint64_t)list * p.scores_head))[block];
-    float most = -INFINITY;  // one list for all heads; NaN is ignored
-    for (int h = 0; h < (int)p.heads; h++) most = fmaxf(most, ((const float*)(scores + (uint64_t)h * p.scores_head))[block]);
-    return most;
-  }
+  MSA_DEVICE float score(int block) const { return score_of_list(p, scores, list, block); }
+  MSA_DEVICE uint64_t key_of(int block, float value) const { return key_of_block(p, block, own, value); }
   MSA_DEVICE uint64_t key(int block) const { return key_of(block, score(block)); }
-  MSA_DEVICE uint64_t key_of(int block, float value) const {
-    const float strength = force(p, block, own);
-    if (strength >= 0.f) return candidate_key(ordered_bits(strength), block, true);
-    if (p.nan_highest && value != value) return candidate_key(ordered_bits(INFINITY) + 1, block, false);
-    return candidate_key(ordered_bits(value), block, false);
-  }
 };
-
-// Least of the maxima of GROUPS groups of candidates, those whose thread number is equal modulo GROUPS.
-template <int GROUPS, int THREADS>
-MSA_DEVICE uint64_t least_maximum(uint64_t best, uint64_t* partial, uint64_t* maxima, int tid) {
-  constexpr int EACH = GROUPS < 32 ? THREADS / 32 : THREADS / GROUPS, STEP = GROUPS < 32 ? 32 : GROUPS;
-  if (GROUPS < 32) best = max(best, __shfl_xor_sync(FULL_WARP, best, 16));
-  partial[tid] = best;
-  __syncthreads();
-  if (tid < GROUPS) {
-    uint64_t m = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) m = max(m, partial[tid + i * STEP]);
-    maxima[tid] = m;
-  }
-  __syncthreads();
-  uint64_t bound = ~0ull;
-#pragma unroll 16
-  for (int i = 0; i < GROUPS; i++) bound = min(bound, maxima[i]);
-  return bound;
-}
 
 // THREADS threads keep up to KEPT keys each in registers; longer rows are read again.
 template <int THREADS, int KEPT>

@@ -2,14 +2,12 @@
 //
 // Keys are taken in descending order, and a block that was taken is not taken again: under one list for all heads its best key
 // counts. The order of ranks plays no part. A key of 0 is no candidate.
-#include "include/arguments.cuh"
+#include "include/candidate_key.cuh"
 #include "include/ptx.cuh"
 
 namespace msa {
 
-constexpr int KEPT = 8, MAX_TOP_K = 64, WARPS = 4;
-
-MSA_DEVICE int block_of(uint64_t key) { return (uint16_t)~(key >> 1); }
+constexpr int KEPT = 8, WARPS = 4;
 
 // The keys of one list: those of every rank, and of every head if all heads share the list.
 struct Keys {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use msa_core::args::{Args, Contract};
 use msa_core::backend::{Prepared, Span, Status, Stream};
-use msa_core::error::{Error, Result};
+use msa_core::error::Result;
 use msa_core::op::Op;
-use msa_core::plan::{Plan, STATUS_BYTES, WORKSPACE_ALIGNMENT, WorkspaceRegion};
+use msa_core::plan::{Plan, STATUS_BYTES, WorkspaceRegion};
 
 use crate::arguments::StatusArguments;
 use crate::context::{Context, Function, Grid, Queue};
@@ -114,7 +114,7 @@ impl Prepared for CudaPrepared {
 
     unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let extents = self.contract.check(args)?;
-        check_workspace(workspace, self.plan.workspace_bytes)?;
+        workspace.check_workspace(self.plan.workspace_bytes)?;
         let _current = self.context.enter()?;
         let scores = self.scores.as_ref().map(|scores| scores.of_run(extents.rows, workspace)).transpose()?;
         let is_step = matches!(self.plan.op, Op::Step(_));
@@ -156,18 +156,6 @@ impl Prepared for CudaPrepared {
         // SAFETY: the caller's promise.
         unsafe { self.status.read(&self.context, stream, workspace) }
     }
-}
-
-/// A workspace of at least `bytes`, aligned.
-pub(crate) fn check_workspace(workspace: Span, bytes: u64) -> Result<()> {
-    if workspace.bytes < bytes {
-        return Err(Error::invalid("workspace.bytes", format!("at least {bytes}"), workspace.bytes));
-    }
-    if workspace.address == 0 || !workspace.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
-        let want = format!("a multiple of {WORKSPACE_ALIGNMENT}, not 0");
-        return Err(Error::invalid("workspace.address", want, workspace.address));
-    }
-    Ok(())
 }
 
 /// The others know rows alone.

@@ -11,7 +11,7 @@ use msa_core::error::{Error, Result};
 use msa_core::plan::Plan;
 use msa_core::variant::Variant;
 
-use crate::context::{Context, Ready, check_workspace};
+use crate::context::{Context, Ready};
 use crate::hip::{self, Hip};
 use crate::images::Images;
 use crate::launch::{KernelLaunch, Sink, TableAddresses, Tables, kernels, launches};
@@ -176,7 +176,7 @@ impl Prepared for RocmPrepared {
 
     unsafe fn enqueue(&self, stream: Stream, args: &Args, workspace: Span) -> Result<()> {
         let extents = self.contract.check(args)?;
-        check_workspace(workspace, self.plan.workspace_bytes)?;
+        workspace.check_workspace(self.plan.workspace_bytes)?;
         let at = TableAddresses { parts: self.parts.address, magnitudes: self.magnitudes.address };
         let run = |to: &mut Sink<'_>| {
             let mut some = |launch: KernelLaunch| match extents.rows {

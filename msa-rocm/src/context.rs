@@ -5,8 +5,7 @@ use std::ffi::c_void;
 
 use msa_core::backend::{Span, Status, Stream};
 use msa_core::device::Arch;
-use msa_core::error::{Error, Result};
-use msa_core::plan::WORKSPACE_ALIGNMENT;
+use msa_core::error::Result;
 
 use crate::hip::{Entered, Handle, Hip};
 use crate::images::Images;
@@ -132,16 +131,4 @@ impl Context {
         };
         self.hip.check(&launch.variant, code)
     }
-}
-
-/// A workspace of at least `bytes`, aligned.
-pub(crate) fn check_workspace(workspace: Span, bytes: u64) -> Result<()> {
-    if workspace.bytes < bytes {
-        return Err(Error::invalid("workspace.bytes", format!("at least {bytes}"), workspace.bytes));
-    }
-    if workspace.address == 0 || !workspace.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
-        let want = format!("a multiple of {WORKSPACE_ALIGNMENT}, not 0");
-        return Err(Error::invalid("workspace.address", want, workspace.address));
-    }
-    Ok(())
 }

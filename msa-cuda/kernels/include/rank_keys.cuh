@@ -6,36 +6,9 @@
 #pragma once
 
 #include "batch.cuh"
+#include "candidate_key.cuh"
 
 namespace msa {
-
-constexpr int MAX_TOP_K = 64, CAPACITY = 1024;
-// Keys that the ranking reads at once; what it keeps is padded to a multiple with keys below every real one.
-constexpr int AT_ONCE = 8;
-
-// Bits of a score whose unsigned order is score order: NaN as -inf, -0 as +0.
-MSA_DEVICE uint32_t ordered_bits(float score) {
-  uint32_t x = __float_as_uint(__fadd_rn(score, 0.0f));
-  if ((x & 0x7fffffffu) > 0x7f800000u) x = 0xff800000u;
-  return x & 0x80000000u ? ~x : x | 0x80000000u;
-}
-
-// Bit 63: forced. 62..31: the score. 16..1: complement of the block. Bit 0: one, so that no candidate is 0.
-MSA_DEVICE uint64_t candidate_key(uint32_t rank, int block, bool forced) {
-  return ((uint64_t)forced << 63) | ((uint64_t)rank << 31) | ((uint64_t)(uint16_t)~block << 1) | 1;
-}
-MSA_DEVICE int block_of(uint64_t key) { return (uint16_t)~(key >> 1); }
-MSA_DEVICE bool is_forced(uint64_t key) { return key >> 63; }
-
-// How strongly a forced block is forced, in place of its score; negative if it is not forced.
-MSA_DEVICE float force(const RankKeysArguments& p, int block, int own) {
-  const int distance = own - block;
-  if (distance == 0) return INFINITY;
-  float strength = -1.f;
-  if (block < (int)p.init_blocks) strength = p.init_first ? 128.f : 0.f;
-  if (distance < (int)p.local_blocks) strength = fmaxf(strength, (float)((p.init_first ? 0 : 128) + 64 - distance));
-  return strength;
-}
 
 // Blocks 0 .. n - 1 of this rank.
 struct Candidates {
@@ -43,18 +16,8 @@ struct Candidates {
   const uint8_t* scores;  // of the row
   int list, own, n;
 
-  MSA_DEVICE float score(int i) const {
-    if (p.lists == p.heads) return ((const float*)(scores + (uint64_t)list * p.scores_head))[i];
-    float most = -INFINITY;  // one list for all heads; NaN is ignored
-    for (int h = 0; h < (int)p.heads; h++) most = fmaxf(most, ((const float*)(scores + (uint64_t)h * p.scores_head))[i]);
-    return most;
-  }
   MSA_DEVICE uint64_t key(int i) const {
-    const int block = i * (int)p.world + (int)p.rank;
-    const float value = score(i), strength = force(p, block, own);
-    if (strength >= 0.f) return candidate_key(ordered_bits(strength), block, true);
-    if (p.nan_highest && value != value) return candidate_key(ordered_bits(INFINITY) + 1, block, false);
-    return candidate_key(ordered_bits(value), block, false);
+    return key_of_block(p, i * (int)p.world + (int)p.rank, own, score_of_list(p, scores, list, i));
   }
 };
 
@@ -63,26 +26,6 @@ struct KeyScratch {
   uint64_t maxima[MAX_TOP_K], partial[THREADS], kept[CAPACITY + AT_ONCE], chosen[MAX_TOP_K];
   uint32_t survivors, counts[THREADS / 32];
 };
-
-// Least of the maxima of GROUPS groups of candidates, those whose thread number is equal modulo GROUPS.
-template <int GROUPS, int THREADS>
-MSA_DEVICE uint64_t least_maximum(uint64_t best, KeyScratch<THREADS>& s, int tid) {
-  constexpr int EACH = GROUPS < 32 ? THREADS / 32 : THREADS / GROUPS, STEP = GROUPS < 32 ? 32 : GROUPS;
-  if (GROUPS < 32) best = max(best, (uint64_t)__shfl_xor_sync(FULL_WARP, best, 16));
-  s.partial[tid] = best;
-  __syncthreads();
-  if (tid < GROUPS) {
-    uint64_t m = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) m = max(m, s.partial[tid + i * STEP]);
-    s.maxima[tid] = m;
-  }
-  __syncthreads();
-  uint64_t bound = ~0ull;
-#pragma unroll 16
-  for (int i = 0; i < GROUPS; i++) bound = min(bound, s.maxima[i]);
-  return bound;
-}
 
 // Leaves the k best keys in s.chosen, descending, then 0; every thread may read them. KEPT keys a thread stay in registers, those of
 // longer rows are made again.
@@ -102,7 +45,7 @@ MSA_DEVICE void choose_keys(const Candidates& candidates, KeyScratch<THREADS>& s
   __syncthreads();  // the scratch of the list before is read no more
   if (tid == 0) s.survivors = 0;
   if (tid < MAX_TOP_K) s.chosen[tid] = 0;
-  uint64_t bound = k > 16 ? least_maximum<64>(best, s, tid) : least_maximum<16>(best, s, tid);
+  uint64_t bound = k > 16 ? least_maximum<64, THREADS>(best, s.partial, s.maxima, tid) : least_maximum<16, THREADS>(best, s.partial, s.maxima, tid);
   bound = max(bound, (uint64_t)1);
 
   auto for_each = [&](auto&& visit) {

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use msa_core::args::{Access, ArgSpec, Args, Axis, Contract, Role, contract};
+use msa_core::args::{Args, Contract};
 use msa_core::backend::{Span, Status, Stream};
 use msa_core::error::{Error, Result, require};
-use msa_core::indexer::{QuerySource, Transport};
+use msa_core::indexer::{QuerySource, Transport, rank_contract};
 use msa_core::op::{IndexScore, Op};
 use msa_core::tensor::{DType, Tensor};
 
@@ -15,7 +15,7 @@ use super::stages::{GatherStage, GatheredStage, KeysStage};
 use crate::context::{Context, Function, Queue};
 use crate::device::describe;
 use crate::driver::{Probe, probe};
-use crate::prepared::{StatusWords, check_workspace};
+use crate::prepared::StatusWords;
 use crate::stages::{IndexStage, Run};
 
 /// An indexer's plan, ready on a device. It must outlive the work and the graphs that it was enqueued into.
@@ -74,8 +74,9 @@ impl IndexerRank {
         };
         let index = IndexStage::new(&context, &plan.score, &op)?;
         let first = gather.as_ref().map_or(index.grid(), GatherStage::grid);
+        let own_heads = plan.shared.heads_of(plan.options.rank).len() as u32;
         Ok(Self {
-            contract: contract_of(plan)?,
+            contract: rank_contract(&plan.score.op, &plan.score.lengths()?, plan.options.queries, own_heads),
             clear: context.function("status", "clear_status")?,
             gather,
             keys: KeysStage::new(&context, plan, ranks, own)?,
@@ -204,7 +205,7 @@ impl IndexerRank {
 
     /// What every kernel of a run is given.
     fn run<'a>(&self, stream: Stream, args: &'a Args, workspace: Span) -> Result<Run<'a>> {
-        check_workspace(workspace, self.plan.workspace_bytes())?;
+        workspace.check_workspace(self.plan.workspace_bytes())?;
         let extents = self.contract.check(args)?;
         let (g, rows) = (&self.op.geometry, extents.rows);
         let most = u64::from(self.plan.rows());
@@ -238,28 +239,4 @@ fn architecture(ordinal: u32, plan: &IndexerPlan) -> Result<&'static str> {
     let (found, planned) = (describe(ordinal)?.traits.arch, plan.score.traits.arch);
     require(found == planned, "device", format!("{}, as the plan", planned.name()), found.name())?;
     Ok(planned.name())
-}
-
-/// What a rank is given: the arguments of `index_score` with the queries of its own heads, or of all, and lists in place of
-/// scores.
-fn contract_of(plan: &IndexerPlan) -> Result<Contract> {
-    let lengths = plan.score.lengths()?;
-    let g = &plan.select.geometry;
-    let own = plan.shared.heads_of(plan.options.rank).len() as u64;
-    let of_own_heads = |spec: ArgSpec| match spec.role {
-        Role::IndexQuery if plan.options.queries == QuerySource::Own => {
-            ArgSpec { axes: vec![Axis::Rows, Axis::Exactly(own), Axis::Exactly(g.index_dim.into())], ..spec }
-        }
-        _ => spec,
-    };
-    let specs = contract(&plan.score.op, &lengths).into_iter();
-    let specs = specs.filter(|spec| spec.role != Role::Scores).map(of_own_heads);
-    let lists = ArgSpec {
-        role: Role::BlockIndices,
-        access: Access::Out,
-        dtype: DType::I32,
-        axes: vec![Axis::Rows, Axis::AtLeast(1), Axis::Exactly(g.top_k.into())],
-        required: true,
-    };
-    Ok(Contract::of_specs(&plan.score.op, specs.chain([lists]).collect(), &lengths))
 }

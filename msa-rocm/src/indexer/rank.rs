@@ -1,17 +1,16 @@
 //! A rank ready to run.
 #![allow(unsafe_code)]
 
-use msa_core::args::{Access, ArgSpec, Args, Axis, Contract, Role, contract};
+use msa_core::args::{Args, Contract};
 use msa_core::backend::{Span, Status, Stream};
 use msa_core::device::Arch;
 use msa_core::error::{Result, require};
-use msa_core::indexer::{QuerySource, Transport};
-use msa_core::tensor::DType;
+use msa_core::indexer::{QuerySource, Transport, rank_contract};
 
 use super::launches::{Run, kernels};
 use super::peers::{PeerAddresses, peer_tables};
 use super::plan::IndexerPlan;
-use crate::context::{Context, Ready, check_workspace};
+use crate::context::{Context, Ready};
 use crate::hip::Hip;
 use crate::images::Images;
 use crate::launch::{KernelLaunch, TableAddresses, Tables};
@@ -69,8 +68,9 @@ impl IndexerRank {
         let [queries, keys, flags, head_scores] = peers;
         let peers = [upload(queries)?, upload(keys)?, upload(flags)?, upload(head_scores)?];
         let ready = |range| Ready::new(&context, range, kernels(plan));
+        let own_heads = plan.shared.heads_of(plan.options.rank).len() as u32;
         Ok(Self {
-            contract: contract_of(plan)?,
+            contract: rank_contract(&plan.score.op, &plan.score.lengths()?, plan.options.queries, own_heads),
             whole: ready("msa indexer")?,
             halves: [ready("msa indexer keys")?, ready("msa indexer merge")?],
             parts: Uploaded::new(&context, &tables.parts)?,
@@ -169,7 +169,7 @@ impl IndexerRank {
     }
 
     fn run<'a>(&'a self, args: &'a Args, workspace: Span) -> Result<Run<'a>> {
-        check_workspace(workspace, self.plan.workspace_bytes())?;
+        workspace.check_workspace(self.plan.workspace_bytes())?;
         self.check(args)?;
         let at = TableAddresses { parts: self.parts.address, magnitudes: self.magnitudes.address };
         let [queries, keys, flags, head_scores] = self.peers.each_ref().map(|table| table.address);
@@ -187,28 +187,4 @@ impl IndexerRank {
         let want = format_args!("{}{most}", if own { "" } else { "at most " });
         require(fits, "block_indices.shape[0]", want, rows)
     }
-}
-
-/// What a rank is given: the arguments of `index_score` with the queries of its own heads, or of all, and lists in place of
-/// scores.
-fn contract_of(plan: &IndexerPlan) -> Result<Contract> {
-    let lengths = plan.score.lengths()?;
-    let g = &plan.select.geometry;
-    let own = plan.shared.heads_of(plan.options.rank).len() as u64;
-    let of_own_heads = |spec: ArgSpec| match spec.role {
-        Role::IndexQuery if plan.options.queries == QuerySource::Own => {
-            ArgSpec { axes: vec![Axis::Rows, Axis::Exactly(own), Axis::Exactly(g.index_dim.into())], ..spec }
-        }
-        _ => spec,
-    };
-    let specs = contract(&plan.score.op, &lengths).into_iter();
-    let specs = specs.filter(|spec| spec.role != Role::Scores).map(of_own_heads);
-    let lists = ArgSpec {
-        role: Role::BlockIndices,
-        access: Access::Out,
-        dtype: DType::I32,
-        axes: vec![Axis::Rows, Axis::AtLeast(1), Axis::Exactly(g.top_k.into())],
-        required: true,
-    };
-    Ok(Contract::of_specs(&plan.score.op, specs.chain([lists]).collect(), &lengths))
 }

@@ -11,6 +11,7 @@ use msa_tests::inputs::{Inputs, generate};
 use msa_tests::memory::Placement;
 use msa_tests::ranks;
 
+use crate::allocations::Counting;
 use crate::child::{Driver, test_name};
 use crate::engine;
 use crate::fake;
@@ -245,6 +246,30 @@ fn a_collective_selects_what_one_device_selects() {
             let line = format!("index_score({RAGGED},iq=e4m3,ik=nvfp4,{more},seed={world})");
             let group = Group::new(world, &line);
             Group { transport: Transport::Collective, sharded: world % 2 == 1, ..group }.check();
+        }
+    });
+}
+
+#[test]
+fn a_rank_enqueues_without_allocating() {
+    Driver::of(EIGHT).run(&test_name!(), || {
+        let line = format!("index_score({RAGGED},iq=e4m3,ik=nvfp4)");
+        for transport in [Transport::Candidates, Transport::Collective] {
+            let ranks = Ranks::new(&Group { transport, ..Group::new(2, &line) });
+            for member in &ranks.members {
+                assert_eq!(Counting::during(|| member.enqueue(Stream(0))), 0, "{transport:?}");
+            }
+            if transport == Transport::Collective {
+                ranks.members.iter().for_each(|member| assert_eq!(member.status(Stream(0)), Status(0)));
+                // SAFETY: as for the first half; what is merged does not matter here.
+                let merge = |member: &Member| unsafe {
+                    member.rank.enqueue_merge(Stream(0), &member.args, member.workspace)
+                };
+                ranks.members.iter().for_each(|member| {
+                    assert_eq!(Counting::during(|| merge(member).unwrap()), 0, "merge");
+                });
+            }
+            ranks.members.iter().for_each(|member| assert_eq!(member.status(Stream(0)), Status(0)));
         }
     });
 }
