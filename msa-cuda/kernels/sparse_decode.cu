@@ -42,6 +42,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int list_group = in_request.y, sequence = in_request.x, request_id = in_batch.x, i_row = in_batch.y;
   const int head0 = list_group * p.group_heads, kv_head = divide_count(head0, p.heads_per_kv).x, list = p.lists == 1 ? 0 : list_group;
   const bool in_cluster = !ROWS && blocks > 1 && !p.combine_in_workspace;
+  if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
+  if constexpr (C == Cache::NVFP4) ValueCodes::fill(s_value_table, tid, L::THREADS, false);
   // Lane parts of addresses, by shuffles for the same reason.
   auto kept = [&](uint32_t v) { return C == Cache::NVFP4 ? __shfl_sync(FULL_WARP, v, lane) : v; };
   const int first_tile = HALVES == 2 ? 2 * half : 0;
@@ -70,17 +72,18 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   // The kernel before this one in a run writes nothing but the ids. Offsets, ids and queries are loaded together, as if every
   // request before this one had all its rows; in a ragged batch ids and queries are loaded again.
   const bool begins = p.batch.own_status != 0;
-  auto fill_tables = [&]() {
-    if constexpr (L::KEY_TABLE_BYTES > 0) KeyCodes::fill(s_key_table, tid, L::THREADS, false);
-    if constexpr (C == Cache::NVFP4) ValueCodes::fill(s_value_table, tid, L::THREADS, false);
-  };
-  if (begins) fill_tables(), wait_for_predecessor();
+  const int guess = min(sequence, (int)p.batch.rows - 1);
+  auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
+  if (begins) {
+    if (warp == 0 && request_id < (int)p.batch.requests)  // what is loaded first after the wait
+      prefetch_l2(lane == 0 ? (const void*)list_of(guess) : lane == 1 ? p.batch.query_offsets + request_id : p.batch.kv_lengths + request_id);
+    wait_for_predecessor();
+  }
   if (cached > 0 && tid == 0) {
     barrier_expect(s_table_there, cached * 4);
     bulk_copy(s_table, (const uint8_t*)(p.batch.block_table + (uint64_t)request_id * p.batch.table_stride), cached * 4, s_table_there);
   }
   const int3 said = read_request(p.batch, request_id);
-  auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
   auto first_ids = [&](int row) { return w == 0 && half == 0 && lane < (int)p.k ? list_of(row)[lane] : -1; };
   auto words = [&](int row, int h) -> uint4 {  // eight channels from 32q + 8w
     if (h >= (int)p.group_heads || !ROWS && my_part > 0 || half > 0) return make_uint4(0, 0, 0, 0);
@@ -89,13 +92,11 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     const uint2 x = *(const uint2*)(query + 32 * q + 8 * w);
     return make_uint4(x.x, x.y, 0, 0);
   };
-  const int guess = min(sequence, (int)p.batch.rows - 1);
   int first = begins ? first_ids(guess) : -1;
   // Of a row that selects, later: they would be in the way.
   uint4 low = make_uint4(0, 0, 0, 0), high = low;
   if (!selects) low = words(guess, r), high = words(guess, r + 8);
   const float query_factor = scale_or_one(p.query_factor), key_factor = scale_or_one(p.key_factor);
-  if (!begins) fill_tables();  // while all that is on its way
   if (begins) {  // where one warp alone raises, it alone has to know that the status is clear
     clear_own_status(p.batch.status, p.batch.own_status);
     if constexpr (PARTS == 1) __syncwarp();
@@ -107,6 +108,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const Request request = check_request(p.batch, said, bound, begins && reports);
   const bool idle = i_row >= request.rows || number != item;
   int row = idle ? guess : request.first_row + i_row;
+  if (row != guess) low = words(row, r), high = words(row, r + 8);
   // Behind scoring the row selects its list itself. What it sees is known before the scores are.
   const int seen = selects && !idle ? visible_tokens(p.batch, request, i_row) : 0;
   if (!begins) {
@@ -119,8 +121,6 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (in_cluster) cluster_wait();
     return;  // the whole cluster
   }
-  // What will be received: all parts of this block's heads. An idle block receives nothing and must not leave a barrier waiting.
-  if (in_cluster && tid == 0) barrier_expect(base + L::BARRIER, p.splits * (GROUP / blocks) * (CHANNELS * 4 + 8));
   if (selects) {
     ListScratch& scratch = *(ListScratch*)(shared + L::QUERY);  // queries come later
     static_assert(sizeof(ListScratch) <= L::KEY_TABLE_AT - L::QUERY, "the queries' place holds it");
@@ -133,7 +133,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (PARTS > 1 && cached > 0 && !begins) __syncthreads();  // parts beside the first wait for the table as well
     if (row != guess || !begins) first = first_ids(row);
   }
-  if (row != guess || selects) low = words(row, r), high = words(row, r + 8);
+  if (selects) low = words(row, r), high = words(row, r + 8);
   if (w == 0 && half == 0) {
     const int visible = selects ? seen : visible_tokens(p.batch, request, i_row);
     if (cached > 0) barrier_wait(s_table_there, 0);
@@ -217,6 +217,10 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
       }
   }
 
+  // What will be received: all parts of this block's heads. (An idle block receives nothing and must not leave a barrier waiting.) As many
+  // blocks as a cluster has are a power of two.
+  const int blocks_log = 31 - __clz(blocks), heads = GROUP >> blocks_log;
+  if (in_cluster && tid == 0) barrier_expect(base + L::BARRIER, p.splits * heads * (CHANNELS * 4 + 8));
   if ((ROWS || my_part == 0) && half == 0) {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
     if (!(S == Mma::BF16 && !p.query_is_e4m3)) {
       const uint2 a = widen<S>(low.x), b = widen<S>(low.y), d = widen<S>(high.x), e = widen<S>(high.y);
@@ -313,6 +317,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     }
   };
   bool any_far = false;  // of the warp's references
+  bool empty = true;     // no block has been taken yet: nothing to scale
   // Raises the references of all heads to the maxima of their scores. Against a far one, scores become exponents here.
   auto raise_references = [&]() {
     float n0 = -INFINITY, n1 = -INFINITY;
@@ -334,6 +339,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         for (int j = 0; j < 4; j++)
           if (is_far(j < 2 ? m0 : m1)) s[x][j] = far_exponent(s[x][j], c, j < 2 ? m0 : m1);
     }
+    if (empty) return;
     l0 = __fmul_rn(l0, a0), l1 = __fmul_rn(l1, a1);
 #pragma unroll
     for (int j = 0; j < COLUMNS; j++) {
@@ -469,7 +475,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
           if (16 * (x >> 1) + 4 * q + 2 * (x & 1) + j >= shown) s[x][j] = s[x][2 + j] = -INFINITY;
     }
     uint32_t pa[4][2];
-    weigh(i == 0 || any_far, pa);
+    empty = i == 0;
+    weigh(empty || any_far, pa);
     copies_wait<PENDING>();
     __syncwarp();
     if (shown < 32) {
@@ -515,29 +522,11 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
                          make_uint4(__float_as_uint(o[4 * j][2 * h + e]), __float_as_uint(o[4 * j + 1][2 * h + e]),
                                     __float_as_uint(o[4 * j + 2][2 * h + e]), __float_as_uint(o[4 * j + 3][2 * h + e])));
   part_barrier();
-  auto placed = [](int piece, int head) { return piece ^ (2 * (piece >> 3) + (head & 1)); };
   constexpr int PIECES = 8 * HALVES;  // threads of a head
   const int h = tid % (GROUP * PIECES) / PIECES, piece = tid % PIECES;
-  const uint32_t s_states = base + L::STATES + my_part * WARPS * 128, s_outputs = base + my_part * WARPS * L::WARP_RING;
-  float weights[WARPS], most = -INFINITY, sum = 0.f;
-#pragma unroll
-  for (int k = 0; k < WARPS; k++) weights[k] = load_shared_float(s_states + k * 128 + h * 4), most = fmaxf(most, weights[k]);
-#pragma unroll
-  for (int k = 0; k < WARPS; k++) {
-    weights[k] = weight_of(weights[k], most);
-    sum = __fmaf_rn(load_shared_float(s_states + k * 128 + 64 + h * 4), weights[k], sum);
-  }
+  float most, sum;
   float4 acc[32 / PIECES];
-#pragma unroll
-  for (int x = 0; x < 32 / PIECES; x++) {
-    acc[x] = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-    for (int k = 0; k < WARPS; k++) {
-      const uint4 v = load_shared_128(s_outputs + k * L::WARP_RING + h * 512 + (placed(PIECES * x + piece, h) << 4));
-      acc[x].x = __fmaf_rn(__uint_as_float(v.x), weights[k], acc[x].x), acc[x].y = __fmaf_rn(__uint_as_float(v.y), weights[k], acc[x].y);
-      acc[x].z = __fmaf_rn(__uint_as_float(v.z), weights[k], acc[x].z), acc[x].w = __fmaf_rn(__uint_as_float(v.w), weights[k], acc[x].w);
-    }
-  }
+  combine_warps<PIECES, L::WARP_RING>(base + L::STATES + my_part * WARPS * 128, base + my_part * WARPS * L::WARP_RING, h, piece, most, sum, acc);
   // The plan has fewer parts than the cluster has places: what fills them up must not make a +0 of a -0.
   if (own & ABSENT)
 #pragma unroll
@@ -547,9 +536,9 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (live)
 #pragma unroll
       for (int x = 0; x < 32 / PIECES; x++)
-        finish(p, row, head0 + h, (PIECES * x + piece) * 4,
-               make_float4(__fadd_rn(acc[x].x, 0.f), __fadd_rn(acc[x].y, 0.f), __fadd_rn(acc[x].z, 0.f), __fadd_rn(acc[x].w, 0.f)), most,
-               sum, value_factor, x == 0 && piece == 0);
+        finish<4>(p, output_address(p, row, head0 + h, (PIECES * x + piece) * 4), row, head0 + h,
+                  {__fadd_rn(acc[x].x, 0.f), __fadd_rn(acc[x].y, 0.f), __fadd_rn(acc[x].z, 0.f), __fadd_rn(acc[x].w, 0.f)}, most, sum,
+                  value_factor, x == 0 && piece == 0);
     return;
   }
   if (p.combine_in_workspace) {
@@ -561,7 +550,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     return;
   }
   // ---- the parts of the row: every block of the cluster combines its share of the heads, which all parts send to it
-  const int heads = GROUP / blocks, owner = h / heads, to = split * heads + h % heads;
+  static_assert(GROUP == 1 << 4, "owners of heads");
+  const int owner = h >> (4 - blocks_log), to = split * heads + (h & (heads - 1));
   const uint32_t s_received = base + (in_cluster ? L::RECEIVED : 0);
   const uint32_t s_received_states = base + (in_cluster ? L::RECEIVED_STATES : PARTS * GROUP * 512);
   if (in_cluster) {
@@ -579,7 +569,11 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (piece == 0) store_shared_64(s_received_states + to * 8, make_uint2(__float_as_uint(most), __float_as_uint(sum)));
     __syncthreads();
   }
-  combine_received<L::THREADS / 32>(p, row, head0, rank, heads, s_received, s_received_states, value_factor, tid >> 5, lane);
+  // Two channels a thread where a block has more threads than its heads have channels.
+  constexpr int N = HALVES == 2 ? 2 : 4;
+  if (HALVES == 2 && p.splits == GROUP)
+    combine_received<L::THREADS, N, GROUP>(p, GROUP, row, head0, rank, 1, s_received, s_received_states, value_factor, tid);
+  else combine_received<L::THREADS, N, 4>(p, p.splits, row, head0, rank, heads, s_received, s_received_states, value_factor, tid);
 }
 
 }  // namespace msa

@@ -30,6 +30,7 @@ pub(crate) struct Function {
     launch: LaunchKernel,
     /// Its limits.
     pub(crate) kernel: Kernel,
+    balances: bool,
 }
 
 // SAFETY: the driver's handles may be used from any thread; maps are behind mutexes.
@@ -105,7 +106,7 @@ impl Context {
         // SAFETY: the module is loaded; the name ends in NUL.
         check(unsafe { sys::cuModuleGetFunction(&mut handle, module.0, symbol.as_ptr()) })?;
         self.allow(handle, &kernel)?;
-        Ok(Function { handle, launch: launch_function()?, kernel })
+        Ok(Function { handle, launch: launch_function()?, kernel, balances: false })
     }
 
     /// More than 48 KiB of shared memory, and clusters of 16 blocks, must be allowed once. All kernels ask for the largest share
@@ -210,6 +211,11 @@ impl Function {
         self.kernel.shared = self.kernel.shared.max(HALF_OF_AN_SM);
     }
 
+    /// From now on blocks of a cluster go to the SMs that have the least to do, instead of where its policy of its own puts them.
+    pub(crate) fn balances_clusters(&mut self) {
+        self.balances = true;
+    }
+
     /// Launches on a stream. `arguments` is the kernel's one parameter.
     ///
     /// # Safety
@@ -218,12 +224,15 @@ impl Function {
     pub(crate) unsafe fn launch<T>(&self, queue: Queue, grid: Grid, arguments: &T) -> Result<()> {
         use sys::CUlaunchAttributeID as Id;
         // SAFETY: plain data for which zero is valid.
-        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let mut attributes: [sys::CUlaunchAttribute; 3] = unsafe { std::mem::zeroed() };
         attributes[0].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         attributes[0].value.programmaticStreamSerializationAllowed = queue.overlaps.into();
         attributes[1].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         attributes[1].value.clusterDim =
             sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: grid.cluster, y: 1, z: 1 };
+        attributes[2].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
+        attributes[2].value.clusterSchedulingPolicyPreference =
+            sys::CUclusterSchedulingPolicy::CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING;
         let config = sys::CUlaunchConfig {
             gridDimX: grid.x,
             gridDimY: grid.y,
@@ -234,7 +243,7 @@ impl Function {
             sharedMemBytes: self.kernel.shared,
             hStream: queue.stream as sys::CUstream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: if grid.cluster > 1 { 2 } else { 1 },
+            numAttrs: 1 + u32::from(grid.cluster > 1) + u32::from(grid.cluster > 1 && self.balances),
         };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's promise; the driver copies the parameter before it returns.

@@ -34,6 +34,14 @@ MSA_DEVICE uint4 load_shared_128(uint32_t a) {
   return r;
 }
 MSA_DEVICE float load_shared_float(uint32_t a) { return __uint_as_float(load_shared_32(a)); }
+MSA_DEVICE void load_shared_floats(uint32_t a, float (&v)[2]) {
+  const uint2 u = load_shared_64(a);
+  v[0] = __uint_as_float(u.x), v[1] = __uint_as_float(u.y);
+}
+MSA_DEVICE void load_shared_floats(uint32_t a, float (&v)[4]) {
+  const uint4 u = load_shared_128(a);
+  v[0] = __uint_as_float(u.x), v[1] = __uint_as_float(u.y), v[2] = __uint_as_float(u.z), v[3] = __uint_as_float(u.w);
+}
 MSA_DEVICE void store_shared_8(uint32_t a, uint32_t v) {
   asm volatile("st.shared.u8 [%0],%1;" ::"r"(a), "r"(v) : "memory");
 }

@@ -57,6 +57,9 @@ impl DecodeStage {
         if cluster == 1 && taken.items() == 1 {
             function.kernel.shared -= launch::exchange_bytes(taken.parts());
         }
+        if launch::BALANCED_CLUSTERS.contains(&cluster) {
+            function.balances_clusters();
+        }
         let grid = launch::row_grid(&lengths, groups(op).saturating_mul(blocks), 1)?;
         let items = grid.x / blocks;
         let grid = Grid { x: grid.x.div_ceil(taken.items()), ..grid };

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUlaunchAttributeID as Id, CUlaunchConfig};
+use cudarc::driver::sys::{CUclusterSchedulingPolicy as Policy, CUlaunchAttributeID as Id, CUlaunchConfig};
 
 use crate::code::{Code, INVALID_VALUE};
 use crate::image::Image;
@@ -26,18 +26,21 @@ pub(crate) struct Launch {
     pub(crate) shared: u32,
     /// May start before the kernel in front of it has ended.
     pub(crate) overlaps: bool,
+    /// How blocks of a cluster are to be placed.
+    pub(crate) policy: Policy,
     /// The parameters, each at its offset.
     pub(crate) parameters: Vec<u8>,
 }
 
 impl fmt::Display for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { image, symbol, grid: [x, y, z], threads, cluster, shared, overlaps, .. } = self;
+        let Self { image, symbol, grid: [x, y, z], threads, cluster, shared, overlaps, policy, .. } = self;
         let (name, arch, bytes) = (&image.name, &image.arch, self.parameters.len());
         write!(
             f,
             "kernel={symbol} image={name} arch={arch} grid={x}x{y}x{z} threads={threads} cluster={cluster} \
-             shared={shared} parameters={bytes} overlaps={overlaps}"
+             shared={shared} parameters={bytes} overlaps={overlaps} policy={:?}",
+            policy
         )
     }
 }
@@ -54,7 +57,7 @@ impl Launch {
     ) -> Result<Self, Code> {
         let kernel = &function.kernel;
         // SAFETY: the caller's promise.
-        let (cluster, overlaps) = unsafe { attributes(config) }?;
+        let (cluster, overlaps, policy) = unsafe { attributes(config) }?;
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let threads = config.blockDimX.saturating_mul(config.blockDimY).saturating_mul(config.blockDimZ);
         let most = [i32::MAX as u32, 65_535, 65_535];
@@ -87,19 +90,20 @@ impl Launch {
             cluster,
             shared: config.sharedMemBytes,
             overlaps,
+            policy,
             parameters: block,
         })
     }
 }
 
-/// Blocks of a cluster, and whether the launch may overlap the one before it.
+/// Blocks of a cluster, whether the launch may overlap the one before it, and the policy by which blocks of a cluster are placed.
 ///
 /// # Safety
 /// The list of attributes is as long as the configuration says.
-unsafe fn attributes(config: &CUlaunchConfig) -> Result<(u32, bool), Code> {
-    let (mut cluster, mut overlaps) = (1, false);
+unsafe fn attributes(config: &CUlaunchConfig) -> Result<(u32, bool, Policy), Code> {
+    let (mut cluster, mut overlaps, mut policy) = (1, false, Policy::CU_CLUSTER_SCHEDULING_POLICY_DEFAULT);
     if config.numAttrs == 0 {
-        return Ok((cluster, overlaps));
+        return Ok((cluster, overlaps, policy));
     }
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts(config.attrs, config.numAttrs as usize) };
@@ -117,8 +121,12 @@ unsafe fn attributes(config: &CUlaunchConfig) -> Result<(u32, bool), Code> {
                 // SAFETY: the member that the id names.
                 overlaps = unsafe { attribute.value.programmaticStreamSerializationAllowed } != 0;
             }
+            Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE => {
+                // SAFETY: the member that the id names.
+                policy = unsafe { attribute.value.clusterSchedulingPolicyPreference };
+            }
             _ => return Err(INVALID_VALUE),
         }
     }
-    Ok((cluster, overlaps))
+    Ok((cluster, overlaps, policy))
 }

@@ -54,6 +54,29 @@ fn kernels_are_those_that_the_plan_names() {
     });
 }
 
+/// Blocks of a cluster of sparse decode are balanced over SMs where that was measured to be faster, and nowhere else.
+#[test]
+fn clusters_of_four_and_eight_are_balanced() {
+    Driver::of("9.0").run(&test_name!(), || {
+        let device = device();
+        let mut seen = [0, 0];
+        for requests in [1, 2, 4, 8, 12, 16, 32, 128] {
+            let lengths = vec!["1x4096"; requests].join(",");
+            let work = Work::new(&device, &format!("sparse_decode(len=[{lengths}],kv=nvfp4)"));
+            take_log();
+            work.run(0);
+            let log = take_log();
+            let launch = log.iter().find(|line| line.contains("kernel=sparse_decode")).expect("a launch");
+            let value = |name: &str| launch.split_once(name).expect(name).1.split(' ').next().expect(name);
+            let cluster: u32 = value(" cluster=").parse().expect("a number");
+            let balanced = value(" policy=") == "CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING";
+            assert_eq!(balanced, [4, 8].contains(&cluster), "{launch}");
+            seen[usize::from(balanced)] += 1;
+        }
+        assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+    });
+}
+
 /// A plan with another kernel than the planner's is another plan, and is refused: the launch has nothing to say.
 #[test]
 fn a_plan_that_names_no_kernel_or_another_one_is_refused() {
