@@ -39,11 +39,11 @@ pub(super) fn derive(op: &Step, given: &Given) -> Result<Derived> {
 }
 
 fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
-    let slot_parts = decode::slot_parts(&op.attention, given)?;
+    let slot_parts = decode::slot_parts(&op.attention, given, true)?;
     let mut needs = score_needs(op, given, given.blocks(&op.index.geometry));
     needs.extend(op.appends.then(|| append::need(given)));
     needs.extend(decode::needs(&op.attention, &slot_parts));
-    decode::derived(&op.attention, given, slot_parts, &given.scratch(needs))
+    decode::derived(&op.attention, given, slot_parts, &given.scratch(needs), true)
 }
 
 /// How much of the cap a stage leaves to the others.
