@@ -75,7 +75,8 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const int guess = min(sequence, (int)p.batch.rows - 1);
   auto list_of = [&](int row) { return (const int32_t*)(p.indices + (uint64_t)row * p.indices_row + (uint64_t)list * p.indices_list); };
   if (begins) {
-    if (warp == 0 && request_id < (int)p.batch.requests)  // what is loaded first after the wait
+    // What is waited for first after the wait is brought to the L2.
+    if (warp == 0 && request_id < (int)p.batch.requests)
       prefetch_l2(lane == 0 ? (const void*)list_of(guess) : lane == 1 ? p.batch.query_offsets + request_id : p.batch.kv_lengths + request_id);
     wait_for_predecessor();
   }
@@ -108,7 +109,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const Request request = check_request(p.batch, said, bound, begins && reports);
   const bool idle = i_row >= request.rows || number != item;
   int row = idle ? guess : request.first_row + i_row;
-  if (row != guess) low = words(row, r), high = words(row, r + 8);
+  if (!selects && row != guess) low = words(row, r), high = words(row, r + 8);
   // Behind scoring the row selects its list itself. What it sees is known before the scores are.
   const int seen = selects && !idle ? visible_tokens(p.batch, request, i_row) : 0;
   if (!begins) {
@@ -218,7 +219,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   }
 
   // What will be received: all parts of this block's heads. (An idle block receives nothing and must not leave a barrier waiting.) As many
-  // blocks as a cluster has are a power of two.
+  // blocks as a cluster has are a power of two: split_table in launch.rs.
   const int blocks_log = 31 - __clz(blocks), heads = GROUP >> blocks_log;
   if (in_cluster && tid == 0) barrier_expect(base + L::BARRIER, p.splits * heads * (CHANNELS * 4 + 8));
   if ((ROWS || my_part == 0) && half == 0) {  // query fragments (the M operand): step s = channels 32q+4s .. +3; warp w prepares steps 2w and 2w+1
@@ -317,9 +318,9 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     }
   };
   bool any_far = false;  // of the warp's references
-  bool empty = true;     // no block has been taken yet: nothing to scale
-  // Raises the references of all heads to the maxima of their scores. Against a far one, scores become exponents here.
-  auto raise_references = [&]() {
+  // Raises the references of all heads to the maxima of their scores. Against a far one, scores become exponents here. Before the first
+  // block there is nothing to scale.
+  auto raise_references = [&](bool first) {
     float n0 = -INFINITY, n1 = -INFINITY;
 #pragma unroll
     for (int x = 0; x < 4; x++) n0 = fmaxf(n0, fmaxf(s[x][0], s[x][1])), n1 = fmaxf(n1, fmaxf(s[x][2], s[x][3]));
@@ -339,7 +340,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
         for (int j = 0; j < 4; j++)
           if (is_far(j < 2 ? m0 : m1)) s[x][j] = far_exponent(s[x][j], c, j < 2 ? m0 : m1);
     }
-    if (empty) return;
+    if (first) return;
     l0 = __fmul_rn(l0, a0), l1 = __fmul_rn(l1, a1);
 #pragma unroll
     for (int j = 0; j < COLUMNS; j++) {
@@ -349,12 +350,13 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   };
   // P against the references, which are raised only if a quad's sum of some head passes the limit or is no number, as at the
   // first block, when they are -inf, or if one is far.
-  auto weigh = [&](bool raised, uint32_t (&pa)[4][2]) {
+  auto weigh = [&](bool first, uint32_t (&pa)[4][2]) {
+    bool raised = first || any_far;
 #pragma unroll 1
     for (;;) {
       float k0 = -m0, k1 = -m1;
       if (raised) {
-        raise_references();
+        raise_references(first);
         k0 = m0 == -INFINITY || is_far(m0) ? 0.f : -m0, k1 = m1 == -INFINITY || is_far(m1) ? 0.f : -m1;
       }
       float t0, t1;
@@ -475,8 +477,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
           if (16 * (x >> 1) + 4 * q + 2 * (x & 1) + j >= shown) s[x][j] = s[x][2 + j] = -INFINITY;
     }
     uint32_t pa[4][2];
-    empty = i == 0;
-    weigh(empty || any_far, pa);
+    weigh(i == 0, pa);
     copies_wait<PENDING>();
     __syncwarp();
     if (shown < 32) {
@@ -500,8 +501,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
   const uint32_t own = load_shared_32(s_slots + Slots<C>::ROW);  // not kept in a register
   row = (int)(own & ~ABSENT);
 
-  // ---- warp states to shared memory (each share over its own ring), combined in warp order. Pieces of 16 bytes are exchanged so that
-  // the eight threads of a phase, (r, q) of two heads, are in different banks.
+  // ---- warp states to shared memory (each share over its own ring), combined in warp order. Where pieces of 16 bytes stand: `placed`.
 #pragma unroll
   for (int d = 1; d < 4; d <<= 1) {
     l0 = __fadd_rn(l0, __shfl_xor_sync(FULL_WARP, l0, d));
@@ -569,7 +569,7 @@ MSA_DEVICE void sparse_decode(const DecodeArguments& p) {
     if (piece == 0) store_shared_64(s_received_states + to * 8, make_uint2(__float_as_uint(most), __float_as_uint(sum)));
     __syncthreads();
   }
-  // Two channels a thread where a block has more threads than its heads have channels.
+  // Two channels a thread of eight warps, one or two heads a block.
   constexpr int N = HALVES == 2 ? 2 : 4;
   if (HALVES == 2 && p.splits == GROUP)
     combine_received<L::THREADS, N, GROUP>(p, GROUP, row, head0, rank, 1, s_received, s_received_states, value_factor, tid);
@@ -584,7 +584,6 @@ MSA_KERNEL(sparse_decode_lone, 1, 2, MSA_RING_LONE, false, false)
 MSA_KERNEL(sparse_decode_lone_selects, 1, 2, MSA_RING_LONE, false, true)
 MSA_KERNEL(sparse_decode_few, 1, 1, MSA_RING_FEW, false, true)
 MSA_KERNEL(sparse_decode_pair, 2, 1, MSA_RING_PAIR, false, true)
-MSA_KERNEL(sparse_decode_few_pair, 2, 1, MSA_RING_FEW_PAIR, false, true)
 #ifdef MSA_RING_QUAD
 MSA_KERNEL(sparse_decode_quad, 4, 1, MSA_RING_QUAD, false, true)
 #endif

@@ -30,6 +30,7 @@ pub(crate) struct Function {
     launch: LaunchKernel,
     /// Its limits.
     pub(crate) kernel: Kernel,
+    /// Whether the blocks of its clusters are balanced over SMs.
     balances: bool,
 }
 
@@ -211,7 +212,7 @@ impl Function {
         self.kernel.shared = self.kernel.shared.max(HALF_OF_AN_SM);
     }
 
-    /// From now on blocks of a cluster go to the SMs that have the least to do, instead of where its policy of its own puts them.
+    /// From now on blocks of a cluster go to the SMs that have the least to do, instead of where the driver's default policy puts them.
     pub(crate) fn balances_clusters(&mut self) {
         self.balances = true;
     }

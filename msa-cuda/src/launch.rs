@@ -89,9 +89,11 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
     clusters(rows.saturating_mul(per_row.into()), cluster)
 }
 
-/// Blocks of the clusters of sparse decode that are balanced over SMs. Left to itself the device puts two of them on one SM beside idle ones,
-/// in this run and so in every run after it (H200, driver 580.159: eight requests in clusters of four have 78 SMs of 132, and balanced take
-/// 9.1 us for 9.6 in fp8, sixteen 12.2 for 18.4 in NVFP4). Those of two are level; one row's sixteen take 0.3 us more.
+/// Blocks of the clusters of sparse decode that are balanced over SMs: four and eight.
+///
+/// Left to itself the device puts two blocks on one SM while others stay idle, in this run and so in every run after it. On an H200 (driver
+/// 580.159) eight requests in clusters of four have 78 SMs of 132; balanced, they take 9.1 us for 9.6 in fp8, and sixteen requests 12.2
+/// for 18.4 in NVFP4. Clusters of two are level, and the one of a lone row, of sixteen, takes 0.3 us more. Not measured on other devices.
 pub(crate) const BALANCED_CLUSTERS: std::ops::Range<u32> = 4..MAX_CLUSTER;
 
 /// The kernel of sparse decode for what the plan gives a block of threads.
@@ -103,7 +105,6 @@ pub(crate) fn decode_symbol(blocks: DecodeBlocks, select: SelectKernel) -> Optio
         DecodeBlocks::Lone if select == SelectKernel::Attention => Some("sparse_decode_lone_selects"),
         DecodeBlocks::Lone => Some("sparse_decode_lone"),
         DecodeBlocks::Pair => Some("sparse_decode_pair"),
-        DecodeBlocks::FewPair => Some("sparse_decode_few_pair"),
         DecodeBlocks::Rows => Some("sparse_decode_rows"),
         DecodeBlocks::Quad => Some("sparse_decode_quad"),
     }

@@ -1,4 +1,4 @@
-use super::decode_cost::NvidiaCost;
+use super::decode_cost::{NvidiaCost, Place};
 use super::given::{Given, lists};
 use super::workspace::{Need, Scratch, product, row_windows};
 use super::{DecodeBlocks, Derived, SlotPart, shared};
@@ -18,14 +18,14 @@ pub(super) const STATE_BYTES: u64 = 8;
 
 /// Divides the slots, sizes the partial states, and cuts the rows into windows whose states fit the cap.
 pub(super) fn derive(op: &Attention, given: &Given) -> Result<Derived> {
-    let slot_parts = slot_parts(op, given, false)?;
+    let slot_parts = slot_parts(op, given, Place::Alone)?;
     let scratch = if given.shares_pages() {
         let record = shared::need(lists(&op.geometry, op.grouping), op.geometry.top_k);
         given.scratch(partial_needs(op, op.geometry.top_k.into()).into_iter().chain([record]))
     } else {
         given.scratch(needs(op, &slot_parts))
     };
-    derived(op, given, slot_parts, &scratch, false)
+    derived(op, given, slot_parts, &scratch, Place::Alone)
 }
 
 /// A plan of `slot_parts` whose stages need `scratch`: of decode alone or of a step.
@@ -34,12 +34,12 @@ pub(super) fn derived(
     given: &Given,
     slot_parts: Vec<SlotPart>,
     scratch: &Scratch,
-    in_step: bool,
+    place: Place,
 ) -> Result<Derived> {
     let each = scratch.window_rows(given.rows(), given.options.cap())?;
     let (workspace, workspace_bytes) = scratch.regions(each, given.options.cap())?;
     let windows = row_windows(given.rows(), each)?;
-    let decode_blocks = blocks(op, given, &slot_parts, in_step);
+    let decode_blocks = blocks(op, given, &slot_parts, place);
     Ok(Derived {
         batch_invariant: is_batch_invariant(given),
         slot_parts,
@@ -61,8 +61,9 @@ fn is_batch_invariant(given: &Given) -> bool {
 ///
 /// A caller's number of parts is taken as it is. Otherwise a request with `n` slots that can hold a block gets parts of
 /// equal width, no more of them than `n`; the last one takes the slots that stay empty too. Where pages are shared every
-/// slot is a part.
-pub(super) fn slot_parts(op: &Attention, given: &Given, in_step: bool) -> Result<Vec<SlotPart>> {
+/// slot is a part. A step may be divided otherwise than decode of the same batch alone, and then its bits differ; the caller's number of
+/// parts, or those of `batch_invariant`, are the same in both.
+pub(super) fn slot_parts(op: &Attention, given: &Given, place: Place) -> Result<Vec<SlotPart>> {
     let k = op.geometry.top_k;
     if let Some(splits) = given.options.splits {
         require((1..=k).contains(&splits), "options.splits", format!("1 to top_k = {k}"), splits)?;
@@ -74,7 +75,7 @@ pub(super) fn slot_parts(op: &Attention, given: &Given, in_step: bool) -> Result
         let requests = given.request_blocks(&op.geometry);
         return Ok(requests.flat_map(|(request, ..)| equal_parts(request, k, k)).collect());
     }
-    let wanted = parts_that_fill(op, given, in_step);
+    let wanted = parts_that_fill(op, given, place);
     let mut parts = Vec::new();
     for (request, _, blocks) in given.request_blocks(&op.geometry) {
         let live = u32::try_from(blocks).unwrap_or(k).clamp(1, k);
@@ -113,13 +114,13 @@ fn items(op: &Attention, given: &Given) -> u64 {
 
 /// The number of parts. A CPU has no idle units to fill within a row; NVIDIA devices take what [`NvidiaCost`] predicts to be
 /// fastest; others what takes the fewest [`slots_in_turn`].
-fn parts_that_fill(op: &Attention, given: &Given, in_step: bool) -> u32 {
+fn parts_that_fill(op: &Attention, given: &Given, place: Place) -> u32 {
     if given.on_cpu() {
         return 1;
     }
     let (items, k) = (items(op, given), op.geometry.top_k);
     if given.on_nvidia() {
-        return NvidiaCost::of(op, in_step).fastest_parts(items, k, given.units());
+        return NvidiaCost::of(op, place).fastest_parts(items, k, given.units());
     }
     // Two at a time for NVFP4, whose blocks take longer to decode than to load (estimated: no such GPU was at hand).
     let per_unit = if op.cache == CacheFormat::Nvfp4 { 2 } else { 1 };
@@ -143,11 +144,11 @@ fn slots_in_turn(items: u64, parts: u64, k: u64, at_once: u64) -> u64 {
 }
 
 /// How the blocks of threads of an NVIDIA device take the parts.
-fn blocks(op: &Attention, given: &Given, parts: &[SlotPart], in_step: bool) -> DecodeBlocks {
+fn blocks(op: &Attention, given: &Given, parts: &[SlotPart], place: Place) -> DecodeBlocks {
     let most = parts.iter().map(|part| part.part + 1).max();
     match most {
         Some(most) if given.on_nvidia() => {
-            let cost = NvidiaCost::of(op, in_step);
+            let cost = NvidiaCost::of(op, place);
             cost.fastest_blocks(items(op, given), most, op.geometry.top_k, given.units()).0
         }
         _ => DecodeBlocks::None,

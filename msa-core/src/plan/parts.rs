@@ -35,12 +35,10 @@ pub enum DecodeBlocks {
     Lone = 3,
     /// Two parts, eight warps.
     Pair = 4,
-    /// Two parts, eight warps, with more bytes under way: one block of threads an SM.
-    FewPair = 5,
     /// Four rows that are not divided, four warps each: one block of threads an SM, whose rows keep together.
-    Rows = 6,
+    Rows = 5,
     /// Four parts, sixteen warps: one block of threads an SM.
-    Quad = 7,
+    Quad = 6,
 }
 names!(DecodeBlocks {
     None = "none",
@@ -48,7 +46,6 @@ names!(DecodeBlocks {
     Few = "few",
     Lone = "lone",
     Pair = "pair",
-    FewPair = "few_pair",
     Rows = "rows",
     Quad = "quad",
 });
@@ -57,7 +54,7 @@ impl DecodeBlocks {
     /// Parts that a block of threads takes.
     pub const fn parts(self) -> u32 {
         match self {
-            Self::Pair | Self::FewPair => 2,
+            Self::Pair => 2,
             Self::Quad => 4,
             _ => 1,
         }

@@ -4,6 +4,7 @@
 //! prefill takes scores and selection through windows of rows, then attention through windows of whole segments (the
 //! selected ids of all rows are an output of the step, so nothing is kept twice).
 
+use super::decode_cost::Place;
 use super::given::Given;
 use super::select::MAX_BLOCKS;
 use super::workspace::{Need, Scratch, least_rows, product, row_windows};
@@ -39,11 +40,11 @@ pub(super) fn derive(op: &Step, given: &Given) -> Result<Derived> {
 }
 
 fn derive_decode(op: &Step, given: &Given) -> Result<Derived> {
-    let slot_parts = decode::slot_parts(&op.attention, given, true)?;
+    let slot_parts = decode::slot_parts(&op.attention, given, Place::Step)?;
     let mut needs = score_needs(op, given, given.blocks(&op.index.geometry));
     needs.extend(op.appends.then(|| append::need(given)));
     needs.extend(decode::needs(&op.attention, &slot_parts));
-    decode::derived(&op.attention, given, slot_parts, &given.scratch(needs), true)
+    decode::derived(&op.attention, given, slot_parts, &given.scratch(needs), Place::Step)
 }
 
 /// How much of the cap a stage leaves to the others.

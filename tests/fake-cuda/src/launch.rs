@@ -39,8 +39,7 @@ impl fmt::Display for Launch {
         write!(
             f,
             "kernel={symbol} image={name} arch={arch} grid={x}x{y}x{z} threads={threads} cluster={cluster} \
-             shared={shared} parameters={bytes} overlaps={overlaps} policy={:?}",
-            policy
+             shared={shared} parameters={bytes} overlaps={overlaps} policy={policy:?}"
         )
     }
 }

@@ -54,26 +54,38 @@ fn kernels_are_those_that_the_plan_names() {
     });
 }
 
-/// Blocks of a cluster of sparse decode are balanced over SMs where that was measured to be faster, and nowhere else.
+/// The launches of a run: kernel, blocks of a cluster, and whether they are balanced over SMs.
+fn placed(work: &Work) -> Vec<(String, u32, bool)> {
+    take_log();
+    work.run(0);
+    let log = take_log();
+    let launches = log.iter().filter(|line| line.starts_with("cuLaunchKernelEx"));
+    let launches = launches.map(|line| {
+        let value = |name: &str| line.split_once(name).expect(name).1.split(' ').next().expect(name);
+        let balanced = value(" policy=") == "CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING";
+        (value("kernel=").to_owned(), value(" cluster=").parse().expect("a number"), balanced)
+    });
+    launches.collect()
+}
+
+/// Blocks of a cluster of sparse decode are balanced over SMs where that was measured to be faster, and nothing else is.
 #[test]
 fn clusters_of_four_and_eight_are_balanced() {
     Driver::of("9.0").run(&test_name!(), || {
         let device = device();
-        let mut seen = [0, 0];
-        for requests in [1, 2, 4, 8, 12, 16, 32, 128] {
+        let mut clusters = Vec::new();
+        for (requests, parts) in [(1, 16), (2, 8), (8, 4), (32, 2), (128, 1)] {
             let lengths = vec!["1x4096"; requests].join(",");
-            let work = Work::new(&device, &format!("sparse_decode(len=[{lengths}],kv=nvfp4)"));
-            take_log();
-            work.run(0);
-            let log = take_log();
-            let launch = log.iter().find(|line| line.contains("kernel=sparse_decode")).expect("a launch");
-            let value = |name: &str| launch.split_once(name).expect(name).1.split(' ').next().expect(name);
-            let cluster: u32 = value(" cluster=").parse().expect("a number");
-            let balanced = value(" policy=") == "CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING";
-            assert_eq!(balanced, [4, 8].contains(&cluster), "{launch}");
-            seen[usize::from(balanced)] += 1;
+            let line = format!("sparse_decode(len=[{lengths}],kv=fp8,q=e4m3,splits={parts})");
+            for (kernel, cluster, balanced) in placed(&Work::new(&device, &line)) {
+                assert_eq!(balanced, [4, 8].contains(&cluster), "{line}: {kernel} in clusters of {cluster}");
+                clusters.push(cluster);
+            }
         }
-        assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+        assert!([1, 2, 4, 8, 16].iter().all(|size| clusters.contains(size)), "{clusters:?}");
+        let select = placed(&Work::new(&device, "select(len=[1x2097153])"));
+        assert!(select.iter().any(|(_, cluster, _)| *cluster > 1), "{select:?}");
+        assert!(select.iter().all(|(.., balanced)| !balanced), "{select:?}");
     });
 }
 
