@@ -223,16 +223,20 @@ impl Job<'_> {
     ) -> Result<(), Fault> {
         reach.check_arguments(&self.op, &self.args)?;
         let arch = Arch::from_name(&launch.image.arch)?;
-        let traits =
-            DeviceTraits { arch, units: crate::config::units(capability(arch)), ..DeviceTraits::h200() };
+        let own = crate::config::units(capability(arch));
         let arithmetic = arithmetic(launch, arch)?;
+        // The rows of a step may be divided as those of this operation alone are on a smaller or larger device.
+        let sizes = std::iter::once(own).chain((0..=14).map(|log| 1 << log));
         let mut found = None;
-        for options in options {
-            let options = PlanOptions { arithmetic: Some(arithmetic.to_owned()), ..options.clone() };
-            let plan = plan(&self.op, self.lengths, &traits, msa_ref::VARIANTS, &options, "ref")?;
-            if accept(&plan) {
-                found = Some(plan);
-                break;
+        'search: for units in sizes {
+            let traits = DeviceTraits { arch, units, ..DeviceTraits::h200() };
+            for options in options {
+                let options = PlanOptions { arithmetic: Some(arithmetic.to_owned()), ..options.clone() };
+                let plan = plan(&self.op, self.lengths, &traits, msa_ref::VARIANTS, &options, "ref")?;
+                if accept(&plan) {
+                    found = Some(plan);
+                    break 'search;
+                }
             }
         }
         let plan = found.ok_or_else(|| Fault::new("parts that no plan has"))?;
