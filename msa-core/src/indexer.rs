@@ -4,6 +4,8 @@
 //! the [`Transport`]s, and every rank has the selection of a single device, bit for bit. `msa-rocm` and `msa-cuda` each have a
 //! module `indexer` that plans and runs a rank.
 
+use std::ops::Range;
+
 use crate::args::{Access, ArgSpec, Axis, Contract, Role, contract};
 use crate::lengths::Lengths;
 use crate::op::Op;
@@ -56,6 +58,35 @@ impl IndexerOptions {
     }
 }
 
+/// How the index heads of a model are divided over ranks whose number divides theirs, or the other way round. Nothing overflows
+/// where neither does, or a number is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadDivision {
+    /// Index heads of the model.
+    pub heads: u32,
+    /// Ranks.
+    pub world: u32,
+}
+
+impl HeadDivision {
+    /// Heads of a rank: several, or one that other ranks hold as well.
+    pub fn of(self, rank: u32) -> Range<u32> {
+        let each = self.each();
+        let first = if self.heads >= self.world { rank.saturating_mul(each) } else { rank / self.replicas() };
+        first..first.saturating_add(each)
+    }
+
+    /// How many heads a rank has.
+    pub fn each(self) -> u32 {
+        self.heads.checked_div(self.world).unwrap_or(0).max(1)
+    }
+
+    /// Ranks that hold the same head.
+    pub fn replicas(self) -> u32 {
+        self.world.checked_div(self.heads).unwrap_or(0).max(1)
+    }
+}
+
 /// Where an all-gather takes and leaves the keys: byte offsets in the workspace.
 ///
 /// Every rank hands over `bytes` from `send`, and finds rank r's at `receive + r * bytes`. `send` is the own place among
@@ -91,4 +122,27 @@ pub fn rank_contract(score: &Op, lengths: &Lengths, queries: QuerySource, own_he
         required: true,
     };
     Contract::of_specs(score, specs.chain([lists]).collect(), lengths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_head_is_somebodys_and_ranks_of_one_head_hold_the_same() {
+        for (heads, world) in [(4, 1), (4, 2), (4, 4), (4, 8), (1, 8), (64, 8)] {
+            let division = HeadDivision { heads, world };
+            let held: Vec<Range<u32>> = (0..world).map(|rank| division.of(rank)).collect();
+            assert!(held.iter().all(|of| of.len() as u32 == division.each()), "{held:?}");
+            for head in 0..heads {
+                let holders = held.iter().filter(|of| of.contains(&head)).count();
+                assert_eq!(holders as u32, division.replicas(), "{heads} {world} {held:?}");
+            }
+        }
+        // Numbers that were not checked are no panic.
+        for (heads, world) in [(0, 0), (0, u32::MAX), (u32::MAX, 0), (7, 3)] {
+            let division = HeadDivision { heads, world };
+            assert!(division.of(u32::MAX).start <= division.of(u32::MAX).end);
+        }
+    }
 }

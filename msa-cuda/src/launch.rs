@@ -92,8 +92,8 @@ pub(crate) fn row_grid(lengths: &Lengths, per_row: u32, cluster: u32) -> Result<
 /// Blocks of the clusters of sparse decode that are balanced over SMs: four and eight.
 ///
 /// Left to itself the device puts two blocks on one SM while others stay idle, in this run and so in every run after it. On an H200 (driver
-/// 580.159) eight requests in clusters of four have 78 SMs of 132; balanced, they take 9.1 us for 9.6 in fp8, and sixteen requests 12.2
-/// for 18.4 in NVFP4. Clusters of two are level, and the one of a lone row, of sixteen, takes 0.3 us more. Not measured on other devices.
+/// 580.159) eight requests of NVFP4 in clusters of four stood on 78 SMs of 132; balanced, eight in fp8 take 9.1 us for 9.6, and sixteen in
+/// NVFP4 12.2 for 18.4. Clusters of two are level, and the one of a lone row, of sixteen, takes 0.3 us more. Not measured on other devices.
 pub(crate) const BALANCED_CLUSTERS: std::ops::Range<u32> = 4..MAX_CLUSTER;
 
 /// The kernel of sparse decode for what the plan gives a block of threads.
